@@ -1,4 +1,4 @@
-"""The events of a streamed answer, the same for chats and text completions.
+"""The events of a streamed answer, the same for every route that generates.
 
 All chunks of one step of the engine leave in one write.
 """
@@ -15,10 +15,18 @@ from treadle.outputs import CompletionOutput, RequestOutput
 from treadle_server.context import ServerContext
 from treadle_server.generation import Generation, merged_outputs
 from treadle_server.request_metrics import RequestTimer, TokenUsageCounter
-from treadle_server.sse import EventBuffer
+from treadle_server.sse import EventBuffer, EventWriter
 from treadle_server.wire.common import Usage
 
-__all__ = ("ChoiceStream", "EventBuffer", "Prepare", "completion_events", "visible_usage")
+__all__ = (
+    "AnswerWriter",
+    "ChoiceStream",
+    "ChoicesWriter",
+    "EventBuffer",
+    "Prepare",
+    "answer_events",
+    "visible_usage",
+)
 
 Prepare = Callable[[], Awaitable[Generation]]
 """Checks a request and turns its texts into ids, which may take long."""
@@ -45,39 +53,71 @@ class ChoiceStream(Protocol):
         """Write what is new."""
 
 
-async def completion_events(
-    context: ServerContext, prepare: Prepare, choice_type: type[ChoiceStream]
+class AnswerWriter(EventWriter):
+    """Writes one answer from its outputs into ``buffer``."""
+
+    def begin(self, generation: Generation) -> None:
+        """Take the request once it is checked and encoded."""
+
+    def write(self, number: int, output: RequestOutput, counter: TokenUsageCounter) -> None:
+        """Write what is new in an output of prompt ``number``, which ``counter`` has counted."""
+        raise NotImplementedError
+
+    def finish(self, usage: Usage) -> None:
+        """Write what comes after the last output."""
+
+
+class ChoicesWriter(AnswerWriter):
+    """Writes the choices of a completion as chunks, in the order in which they come."""
+
+    def __init__(self, context: ServerContext, choice_type: type[ChoiceStream]) -> None:
+        super().__init__()
+        self._context, self._choice_type = context, choice_type
+        self._choices: dict[int, ChoiceStream] = {}
+        self._generation: Generation
+
+    def begin(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def write(self, number: int, output: RequestOutput, counter: TokenUsageCounter) -> None:
+        generation = self._generation
+        usage = counter.usage if generation.request.wants_running_usage else None
+        for completion in output.outputs:
+            index = number * generation.params.n + completion.index
+            choice = self._choices.get(index)
+            if choice is None:
+                choice = self._choice_type(self._context, generation, index, self.buffer)
+                choice.chunk.usage = usage
+                choice.open(output, is_first=not self._choices)
+                self._choices[index] = choice
+            choice.chunk.usage = usage
+            choice.write(completion)
+
+    def finish(self, usage: Usage) -> None:
+        if self._generation.request.wants_usage:
+            last = self._choice_type.new_chunk(self._context, self._generation, [])
+            last.usage = usage
+            self.buffer.add(last)
+
+
+async def answer_events(
+    context: ServerContext, prepare: Prepare, writer: AnswerWriter
 ) -> AsyncGenerator[bytes, None]:
-    """Yield whole events, without the last ``[DONE]``. Raises what ``prepare`` and the engine
-    raise."""
+    """Yield whole events, without the end. Raises what ``prepare`` and the engine raise."""
     timer = RequestTimer(context.metrics if context.config.enable_request_metrics else None)
     generation = await prepare()
-    request, n = generation.request, generation.params.n
-    buffer, counter = EventBuffer(), TokenUsageCounter()
-    choices: dict[int, ChoiceStream] = {}
+    writer.begin(generation)
+    counter = TokenUsageCounter()
     async with aclosing(merged_outputs(context.engine, generation)) as batches:
         async for batch in batches:
             timer.record_output()
             for number, output in batch:
                 counter.add(number, output)
-                usage = counter.usage if request.wants_running_usage else None
-                for completion in output.outputs:
-                    index = number * n + completion.index
-                    choice = choices.get(index)
-                    if choice is None:
-                        choice = choice_type(context, generation, index, buffer)
-                        choice.chunk.usage = usage
-                        choice.open(output, is_first=not choices)
-                        choices[index] = choice
-                    choice.chunk.usage = usage
-                    choice.write(completion)
-            yield buffer.take()
+                writer.write(number, output, counter)
+            yield writer.buffer.take()
     usage = visible_usage(generation, counter.usage)
-    if request.wants_usage:
-        last = choice_type.new_chunk(context, generation, [])
-        last.usage = usage
-        buffer.add(last)
-        yield buffer.take()
+    writer.finish(usage)
+    yield writer.buffer.take()
     timer.record_finished(usage)
 
 

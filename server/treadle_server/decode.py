@@ -59,6 +59,8 @@ FORBIDDEN_FIELDS: Mapping[str, str] = {
     "suffix": "text is only continued, never filled in before a suffix",
 }
 
+EMPTY = frozenset({b"null", b"false", b"{}", b"[]", b'""'})
+"""Values of a field that say no more than its absence."""
 # Brackets as signed steps of depth: 1 opens, 0xFF (-1) closes.
 STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 NON_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -166,7 +168,7 @@ class RequestDecoder(Generic[T]):
     def _unknown(self, fields: Mapping[str, msgspec.Raw]) -> str:
         unknown = [f for f in fields if f not in self._known]
         for name in unknown:
-            if name in FORBIDDEN_FIELDS and bytes(fields[name]) != b"null":
+            if name in FORBIDDEN_FIELDS and bytes(fields[name]) not in EMPTY:
                 raise APIError(400, f"{name} is not accepted: {FORBIDDEN_FIELDS[name]}", param=name)
         if self._strict:
             field_names = ", ".join(sorted(self._known))

@@ -1,4 +1,4 @@
-"""The server's own plugin: ``/tokenize`` and ``/detokenize`` through the hook that others use."""
+"""The server's own plugin: ``/tokenize``, ``/detokenize`` and ``/tokenizer_info`` through the hook that others use."""
 
 from __future__ import annotations
 

@@ -41,6 +41,8 @@ PASSED = (
     "cache_salt",
     "extra_args",
 )
+UNLIMITED = -1
+"""The ``max_tokens`` of clients that want as many as there is room for."""
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
 
 
@@ -49,21 +51,22 @@ def to_params(
 ) -> SamplingParams:
     """Return the parameters of a request: the model's defaults, the client's fields, then ``changes``.
 
-    ``max_tokens`` is shortened by the engine to what the prompt leaves of the context; more than
-    ``context_len``, the whole context, is a mistake. Raises ``RequestError`` naming the parameter at fault.
+    ``max_tokens`` is shortened to what the prompt leaves of the context, which has ``context_len``
+    tokens. Raises ``RequestError`` naming the parameter at fault.
     """
     values = {name: value for name in PASSED if (value := getattr(fields, name)) is not None}
     values["output_kind"] = "delta" if fields.stream else "final"
     if structured_outputs := to_structured_outputs(fields):
         values["structured_outputs"] = structured_outputs
     values.update(changes)
+    if values.get("max_tokens") == UNLIMITED:
+        values["max_tokens"] = None
+    if fields.stop is not None:
+        texts = [fields.stop] if isinstance(fields.stop, str) else fields.stop
+        values["stop"] = [text for text in texts if text] or None
     check(fields, values)
-    if (values.get("max_tokens") or 0) > context_len:
-        raise RequestError(
-            f"max_tokens is {values['max_tokens']}; the context of this model has {context_len} "
-            "tokens: ask for less, or leave it out",
-            param="max_tokens",
-        )
+    if values.get("max_tokens") is not None:
+        values["max_tokens"] = min(values["max_tokens"], context_len)
     return defaults.replace(**values)
 
 

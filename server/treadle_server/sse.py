@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -14,9 +14,12 @@ from litestar.types import Receive, Scope, Send
 from treadle_server.active_requests import ActiveRequest, ActiveRequests, ClientDisconnected
 from treadle_server.errors import APIError, error_of
 
-__all__ = ("DONE", "EventBuffer", "EventStream")
+__all__ = ("DONE", "EventBuffer", "EventStream", "EventWriter")
 
 DONE = b"data: [DONE]\n\n"
+OPENING_DELAY = 1.0
+"""Seconds without an output after which an answer that has opening events sends them: until then
+the engine may still refuse the request, which is an ordinary error answer."""
 ALIVE = b": keep-alive\n\n"
 ENCODER = msgspec.json.Encoder()
 
@@ -46,37 +49,54 @@ class EventBuffer:
         return out
 
 
-def error_event(error: APIError) -> bytes:
-    """Return the event of an error in the form of the OpenAI API."""
-    buffer = EventBuffer()
-    buffer.add(error.body)
-    return buffer.take()
+class EventWriter:
+    """Writes the events of one streamed answer. What it returns are bytes of whole events.
+
+    The protocol is that of the OpenAI completions: errors are nameless events, pauses are filled with
+    comments, and the last event is ``[DONE]``.
+    """
+
+    end = DONE
+
+    def __init__(self) -> None:
+        self.buffer = EventBuffer()
+
+    def opening(self) -> bytes:
+        """Return the events that can be sent before there is any output."""
+        return b""
+
+    def keep_alive(self) -> bytes:
+        """Return what fills a pause."""
+        return ALIVE
+
+    def error(self, error: APIError) -> bytes:
+        """Return the event that tells of a failure."""
+        self.buffer.add(error.body)
+        return self.buffer.take()
 
 
 class EventStream(Stream):
-    """An answer that streams ``events`` (bytes of whole events) and ends with ``end``.
+    """An answer that streams ``events`` (bytes of whole events), in the protocol of ``writer``.
 
     Nothing is sent before the first events are there, so that an error until then is an ordinary
-    error answer. A later one is exactly one event, made by ``on_error``, followed by ``end``. After
-    ``pause`` seconds without an event, and then again and again, a comment is sent (0: never), so
-    that no proxy takes a long prefill for a dead connection.
+    error answer. A later one is exactly one event, followed by the end. After ``pause`` seconds
+    without an event, and then again and again, the writer fills the pause (0: never), so that no
+    proxy takes a long prefill for a dead connection.
     """
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
+        writer: EventWriter,
         active_requests: ActiveRequests,
         pause: float,
         headers: Mapping[str, str] | None = None,
-        *,
-        end: bytes = DONE,
-        on_error: Callable[[APIError], bytes] = error_event,
     ) -> None:
         super().__init__(events)
         self._events = events
         self._active_requests = active_requests
         self._pause = pause
-        self._end, self._on_error = end, on_error
+        self._writer = writer
         self._quiet = True
         self._head = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -95,7 +115,7 @@ class EventStream(Stream):
             await self._active_requests.run(receive, lambda request: self._pump(request, send))
 
     async def _pump(self, request: ActiveRequest, send: Send) -> None:
-        comments = asyncio.create_task(self._comments(send)) if self._pause else None
+        filler = asyncio.create_task(self._fill_pauses(send)) if self._pause else None
         try:
             try:
                 async with aclosing(self._events) as events:
@@ -108,8 +128,8 @@ class EventStream(Stream):
                                 {"type": "http.response.body", "body": data, "more_body": True}
                             )
             finally:
-                if comments is not None:
-                    comments.cancel()
+                if filler is not None:
+                    filler.cancel()
         except asyncio.CancelledError:
             if request.reason is None:
                 raise
@@ -119,16 +139,25 @@ class EventStream(Stream):
         else:
             if not self._started:
                 await self._start(send)
-            await send({"type": "http.response.body", "body": self._end, "more_body": False})
+            await send({"type": "http.response.body", "body": self._writer.end, "more_body": False})
 
-    async def _comments(self, send: Send) -> None:
+    async def _fill_pauses(self, send: Send) -> None:
+        early = min(OPENING_DELAY, self._pause)
+        await asyncio.sleep(early)
+        await self._fill(self._writer.opening(), send)
+        await asyncio.sleep(self._pause - early)
         while True:
-            await asyncio.sleep(self._pause)
             if self._quiet:
-                if not self._started:
-                    await self._start(send)
-                await send({"type": "http.response.body", "body": ALIVE, "more_body": True})
+                await self._fill(self._writer.keep_alive(), send)
             self._quiet = True
+            await asyncio.sleep(self._pause)
+
+    async def _fill(self, data: bytes, send: Send) -> None:
+        if not data:
+            return
+        if not self._started:
+            await self._start(send)
+        await send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _start(self, send: Send) -> None:
         self._started = True
@@ -138,5 +167,5 @@ class EventStream(Stream):
         api_error = error_of(error)
         if not self._started:
             raise api_error
-        body = self._on_error(api_error) + self._end
+        body = self._writer.error(api_error) + self._writer.end
         await send({"type": "http.response.body", "body": body, "more_body": False})

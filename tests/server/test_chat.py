@@ -86,7 +86,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [TOOL] * 129}, "tools"),
-    ({"tools": [{"type": "function"}]}, "tools[0]"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "function": {"name": "x" * 200}}]}, "tools[0].function.name"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),

@@ -20,6 +20,7 @@ async def test_a_completion() -> None:
         "completion_tokens": 9,
         "total_tokens": 11,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -61,9 +62,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 3}, "best_of"),
     ({"suffix": "x"}, "suffix"),
     ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": -2}, "max_tokens"),
     ({"max_tokens": 10**30}, "max_tokens"),
-    ({"max_tokens": 1001}, "max_tokens"),
     ({"min_tokens": 10**18}, "min_tokens"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 1e300}, "temperature"),
@@ -72,7 +72,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": -1}, "logprobs"),
     ({"seed": 2**70}, "seed"),
     ({"stop": ["a"] * 17}, "stop"),
-    ({"stop": ""}, "stop"),
+    ({"stop": ["x" * 257]}, "stop"),
     ({"logit_bias": {"1": 101}}, "logit_bias"),
     ({"allowed_token_ids": []}, "allowed_token_ids"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"),

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from treadle.outputs import CompletionOutput, OutputPart, ReasoningPart, RequestOutput, TextPart
+from treadle.outputs import (
+    CompletionOutput,
+    OutputPart,
+    ReasoningPart,
+    RequestOutput,
+    TextPart,
+    ToolCall,
+)
+from treadle_server.chat.custom_input import CustomInput
+from treadle_server.chat.thinking import hides_reasoning
+from treadle_server.chat.tools import custom_names
 from treadle_server.completion_stream import EventBuffer
 from treadle_server.context import ServerContext
 from treadle_server.generation import Generation
 from treadle_server.logprobs import chat_logprobs, prompt_logprobs
-from treadle_server.request_metrics import usage_of
 from treadle_server.wire.chat import (
     ChatChoice,
     ChatChunk,
@@ -17,9 +26,11 @@ from treadle_server.wire.chat import (
     ChatLogprobs,
     ChatMessage,
     ChatRequest,
+    CustomToolCall,
     ToolCallChunk,
     ToolCallFunction,
 )
+from treadle_server.wire.common import Usage
 
 __all__ = ("ChatChoiceStream", "chat_completion")
 
@@ -33,8 +44,14 @@ class ChatFields:
         self._tokenizer = context.engine.tokenizer
         self.wants_logprobs = bool(chat.logprobs)
         self.wants_ids = bool(chat.return_token_ids)
-        self.wants_reasoning = chat.include_reasoning is not False
+        self.wants_reasoning = not hides_reasoning(chat)
+        self.custom_tools = custom_names(chat)
+        self.is_legacy = chat.functions is not None
         self._num_top_logprobs = chat.top_logprobs or 0
+
+    def finish_reason(self, completion: CompletionOutput) -> str | None:
+        is_call = self.is_legacy and completion.finish_reason == "tool_calls"
+        return "function_call" if is_call else completion.finish_reason
 
     def logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
         if not self.wants_logprobs or completion.logprobs is None:
@@ -45,7 +62,7 @@ class ChatFields:
 
 
 def chat_completion(
-    context: ServerContext, generation: Generation, output: RequestOutput
+    context: ServerContext, generation: Generation, output: RequestOutput, usage: Usage
 ) -> ChatCompletion:
     """Return the answer to a finished output."""
     fields = ChatFields(context, generation)
@@ -59,13 +76,13 @@ def chat_completion(
                 index=completion.index,
                 message=chat_message(completion, fields),
                 logprobs=fields.logprobs(completion),
-                finish_reason=completion.finish_reason,
+                finish_reason=fields.finish_reason(completion),
                 stop_reason=completion.stop_reason,
                 token_ids=completion.token_ids if fields.wants_ids else None,
             )
             for completion in output.outputs
         ],
-        usage=usage_of([output]),
+        usage=usage,
         system_fingerprint=context.fingerprint,
         prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
         prompt_token_ids=output.prompt_token_ids if fields.wants_ids else None,
@@ -74,12 +91,7 @@ def chat_completion(
 
 def chat_message(completion: CompletionOutput, fields: ChatFields) -> ChatMessage:
     calls = [
-        ToolCallChunk(
-            id=call.id,
-            type="function",
-            function=ToolCallFunction(name=call.name, arguments=call.arguments),
-        )
-        for call in sorted(completion.tool_calls, key=lambda call: call.index)
+        whole_call(call, fields) for call in sorted(completion.tool_calls, key=lambda c: c.index)
     ]
     reasoning = completion.reasoning if fields.wants_reasoning else None
     return ChatMessage(
@@ -88,8 +100,18 @@ def chat_message(completion: CompletionOutput, fields: ChatFields) -> ChatMessag
         refusal=None,
         reasoning=reasoning,
         reasoning_content=reasoning,
-        tool_calls=calls or None,
+        tool_calls=None if fields.is_legacy else calls or None,
+        function_call=calls[0].function if fields.is_legacy and calls else None,
     )
+
+
+def whole_call(call: ToolCall, fields: ChatFields) -> ToolCallChunk:
+    if call.name in fields.custom_tools:
+        reader = CustomInput()
+        custom = CustomToolCall(name=call.name, input=reader.feed(call.arguments) + reader.finish())
+        return ToolCallChunk(id=call.id, type="custom", custom=custom)
+    function = ToolCallFunction(name=call.name, arguments=call.arguments)
+    return ToolCallChunk(id=call.id, type="function", function=function)
 
 
 class ChatChoiceStream:
@@ -106,6 +128,7 @@ class ChatChoiceStream:
         self._fields = ChatFields(context, generation)
         self._logprobs: ChatLogprobs | None = None
         self._ids: list[int] | None = None
+        self._inputs: dict[int, CustomInput] = {}
         self._delta = ChatDelta()
         self._choice = ChatChunkChoice(
             index=index, delta=self._delta, logprobs=None, finish_reason=None
@@ -147,7 +170,8 @@ class ChatChoiceStream:
             self._delta.content = completion.text
             self._send_with_tokens(self._delta)
         if completion.finish_reason is not None:
-            self._choice.finish_reason = completion.finish_reason
+            self._finish_calls()
+            self._choice.finish_reason = self._fields.finish_reason(completion)
             self._choice.stop_reason = completion.stop_reason
             self._send_with_tokens(ChatDelta())
 
@@ -159,10 +183,31 @@ class ChatChoiceStream:
                 delta = ChatDelta(reasoning=part.text, reasoning_content=part.text)
                 self._send_with_tokens(delta)
         else:
-            function = ToolCallFunction(name=part.name, arguments=part.arguments)
-            kind = "function" if part.id is not None else None
-            call = ToolCallChunk(index=part.index, id=part.id, type=kind, function=function)
-            self._send_with_tokens(ChatDelta(tool_calls=[call]))
+            self._send_with_tokens(self._call_delta(part))
+
+    def _call_delta(self, part: ToolCall) -> ChatDelta:
+        """Return the next piece of a call, which has the name if it is the first."""
+        if part.name in self._fields.custom_tools:
+            self._inputs[part.index] = CustomInput()
+        reader = self._inputs.get(part.index)
+        if reader is not None:
+            custom = CustomToolCall(name=part.name, input=reader.feed(part.arguments))
+            kind = "custom" if part.id is not None else None
+            chunk = ToolCallChunk(index=part.index, id=part.id, type=kind, custom=custom)
+            return ChatDelta(tool_calls=[chunk])
+        function = ToolCallFunction(name=part.name, arguments=part.arguments)
+        if self._fields.is_legacy:
+            return ChatDelta(function_call=function)
+        kind = "function" if part.id is not None else None
+        chunk = ToolCallChunk(index=part.index, id=part.id, type=kind, function=function)
+        return ChatDelta(tool_calls=[chunk])
+
+    def _finish_calls(self) -> None:
+        """Send the inputs of custom tools that were not of the expected form."""
+        for index, reader in self._inputs.items():
+            if rest := reader.finish():
+                chunk = ToolCallChunk(index=index, custom=CustomToolCall(input=rest))
+                self._send(ChatDelta(tool_calls=[chunk]))
 
     def _collect(self, completion: CompletionOutput) -> None:
         """Keep logprobs and ids until the next chunk is sent."""

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from treadle.api.sampling_params import BOUNDS, SamplingParams
-from treadle.errors import RequestError
+from treadle.errors import ContextLengthError, RequestError
 from treadle.text.chat import Conversation
+from treadle_server.chat.conversation import merged_turns, to_conversation
 from treadle_server.context import ServerContext
 from treadle_server.generation import Generation
-from treadle_server.messages import to_conversation
 from treadle_server.wire.chat import ChatRequest
 
-__all__ = ("prepare_chat",)
+__all__ = ("prepare_chat", "rendered")
+
+T = TypeVar("T")
 
 UNSET = SamplingParams().max_tokens
 
 
-async def prepare_chat(context: ServerContext, request: ChatRequest, client: str) -> Generation:
+async def prepare_chat(
+    context: ServerContext, request: ChatRequest, client: str, *, id: str = ""
+) -> Generation:
     """Check, render and encode a request of ``client``. Raises ``RequestError`` or ``APIError``."""
     context.check_model(request.model)
     conversation = to_conversation(request, knows_developer=context.knows_developer, client=client)
@@ -28,15 +33,32 @@ async def prepare_chat(context: ServerContext, request: ChatRequest, client: str
     if request.logprobs:
         changes["logprobs"] = top_logprobs
     params = context.to_params(request, client, **changes)
-    chat = await context.chat_processor.prepare(conversation, params)
+    chat = await rendered(conversation, lambda c: context.chat_processor.prepare(c, params))
     return Generation(
-        id=context.new_id("chatcmpl"),
+        id=id or context.new_id("chatcmpl"),
         created_time=int(time.time()),
         request=request,
         prompts=[chat.prompt],
         params=chat.params,
         chat=chat,
     )
+
+
+async def rendered(conversation: Conversation, render: Callable[[Conversation], Awaitable[T]]) -> T:
+    """Return what ``render`` makes of the conversation; of one with merged turns if the template
+    refuses its order."""
+    try:
+        return await render(conversation)
+    except ContextLengthError:
+        raise
+    except RequestError as error:
+        merged = merged_turns(conversation)
+        if error.param != "messages" or merged.messages == conversation.messages:
+            raise
+        try:
+            return await render(merged)
+        except RequestError:
+            raise error from None
 
 
 def check_tool_parser(context: ServerContext, chat: Conversation) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treadle.outputs import CompletionOutput, PositionLogprobs, RequestOutput
-from treadle_server.completion_stream import EventBuffer, visible_usage
+from treadle_server.completion_stream import EventBuffer
 from treadle_server.context import ServerContext
 from treadle_server.generation import Generation
 from treadle_server.logprobs import TextLogprobs, prompt_logprobs
-from treadle_server.request_metrics import usage_of
+from treadle_server.wire.common import Usage
 from treadle_server.wire.completions import Completion, CompletionChoice, CompletionRequest
 
 __all__ = ("TextChoiceStream", "text_completion")
 
 
 def text_completion(
-    context: ServerContext, generation: Generation, outputs: Sequence[RequestOutput]
+    context: ServerContext, generation: Generation, outputs: Sequence[RequestOutput], usage: Usage
 ) -> Completion:
     """Return the answer to finished outputs, one for each prompt."""
     completion = new_completion(
@@ -34,7 +34,7 @@ def text_completion(
             for output_choice in output.outputs
         ],
     )
-    completion.usage = visible_usage(generation, usage_of(outputs))
+    completion.usage = usage
     return completion
 
 

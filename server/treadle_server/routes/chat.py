@@ -11,6 +11,7 @@ from litestar.params import Body
 
 from treadle_server.chat.answer import ChatChoiceStream, chat_completion
 from treadle_server.chat.prepare import prepare_chat
+from treadle_server.completion_stream import ChoicesWriter
 from treadle_server.context import ServerContext
 from treadle_server.decode import request_body
 from treadle_server.openapi import ERROR_RESPONSES
@@ -36,10 +37,10 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     ) -> Response[ChatCompletion]:
         prepare = partial(prepare_chat, context, data, context.client_of(request))
         if data.stream:
-            return stream(context, request, prepare, ChatChoiceStream)
-        generation, (output,) = await run(context, request, prepare)
+            return stream(context, request, prepare, ChoicesWriter(context, ChatChoiceStream))
+        generation, (output,), usage = await run(context, request, prepare)
         failed = {label for completion in output.outputs for label in completion.parser_errors}
         headers = {"x-treadle-parser-error": ",".join(sorted(failed))} if failed else {}
-        return answer(request, chat_completion(context, generation, output), headers)
+        return answer(request, chat_completion(context, generation, output, usage), headers)
 
     return [chat_completions]

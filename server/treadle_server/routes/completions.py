@@ -9,6 +9,7 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import Body
 
+from treadle_server.completion_stream import ChoicesWriter
 from treadle_server.completions.answer import TextChoiceStream, text_completion
 from treadle_server.completions.prepare import prepare_completion
 from treadle_server.context import ServerContext
@@ -36,8 +37,8 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     ) -> Response[Completion]:
         prepare = partial(prepare_completion, context, data, context.client_of(request))
         if data.stream:
-            return stream(context, request, prepare, TextChoiceStream)
-        generation, outputs = await run(context, request, prepare)
-        return answer(request, text_completion(context, generation, outputs))
+            return stream(context, request, prepare, ChoicesWriter(context, TextChoiceStream))
+        generation, outputs, usage = await run(context, request, prepare)
+        return answer(request, text_completion(context, generation, outputs, usage))
 
     return [completions]

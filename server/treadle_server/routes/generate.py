@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Any
 
 from litestar import Request, Response
@@ -9,48 +10,72 @@ from litestar import Request, Response
 from treadle.outputs import RequestOutput
 from treadle_server.active_requests import ActiveRequest
 from treadle_server.completion_stream import (
-    ChoiceStream,
+    AnswerWriter,
     Prepare,
-    completion_events,
+    answer_events,
     visible_usage,
 )
 from treadle_server.context import ServerContext
 from treadle_server.generation import Generation, whole_outputs
-from treadle_server.request_metrics import RequestTimer, usage_of
+from treadle_server.request_metrics import RequestTimer, count_reasoning, usage_of
 from treadle_server.sse import EventStream
+from treadle_server.wire.common import Usage
 
-__all__ = ("run", "stream")
+__all__ = ("run", "stream", "write_all")
 
 
 async def run(
     context: ServerContext, request: Request[Any, Any, Any], prepare: Prepare
-) -> tuple[Generation, list[RequestOutput]]:
-    """Return what ``prepare`` returns and its finished outputs, one for each prompt.
+) -> tuple[Generation, list[RequestOutput], Usage]:
+    """Return what ``prepare`` returns, its finished outputs, one for each prompt, and their usage.
 
     Ends with the client, the deadline or the server. Raises what ``prepare`` and the engine raise.
     """
     timer = RequestTimer(context.metrics if context.config.enable_request_metrics else None)
 
-    async def work(_: ActiveRequest) -> tuple[Generation, list[RequestOutput]]:
+    async def work(_: ActiveRequest) -> tuple[Generation, list[RequestOutput], Usage]:
         generation = await prepare()
-        return generation, await whole_outputs(context.engine, generation)
+        outputs = await whole_outputs(context.engine, generation)
+        client = "" if generation.chat is None else generation.chat.conversation.client
+        usage = usage_of(outputs, await count_reasoning(context.engine, outputs, client))
+        return generation, outputs, visible_usage(generation, usage)
 
-    generation, outputs = await context.active_requests.run(request.receive, work)
-    timer.record_finished(visible_usage(generation, usage_of(outputs)), outputs)
-    return generation, outputs
+    generation, outputs, usage = await context.active_requests.run(request.receive, work)
+    timer.record_finished(usage, outputs)
+    return generation, outputs, usage
 
 
 def stream(
     context: ServerContext,
     request: Request[Any, Any, Any],
     prepare: Prepare,
-    choice_type: type[ChoiceStream],
+    writer: AnswerWriter,
 ) -> Response[Any]:
     """Return the streamed answer to what ``prepare`` returns."""
     ignored = request.state.get("ignored_fields")
     return EventStream(
-        completion_events(context, prepare, choice_type),
+        answer_events(context, prepare, writer),
+        writer,
         context.active_requests,
         context.config.sse_keep_alive_interval,
         {"x-ignored-fields": ignored} if ignored else None,
     )
+
+
+async def write_all(
+    context: ServerContext,
+    request: Request[Any, Any, Any],
+    prepare: Prepare,
+    writer: AnswerWriter,
+) -> None:
+    """Let ``writer`` write a whole answer that nobody reads as a stream.
+
+    Ends with the client, the deadline or the server. Raises what ``prepare`` and the engine raise.
+    """
+
+    async def work(_: ActiveRequest) -> None:
+        async with aclosing(answer_events(context, prepare, writer)) as events:
+            async for _events in events:
+                pass
+
+    await context.active_requests.run(request.receive, work)

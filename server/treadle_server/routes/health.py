@@ -1,9 +1,9 @@
-"""``/health`` (is the engine alive), ``/ready`` (should it get requests), ``/ping``, ``/version``."""
+"""``/health`` (is the engine alive), ``/ready`` (should it get requests), ``/ping``, ``/version``, ``/``."""
 
 from __future__ import annotations
 
 import msgspec
-from litestar import get, route
+from litestar import MediaType, get, route
 from litestar.handlers import HTTPRouteHandler
 
 import treadle
@@ -49,4 +49,17 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     async def version() -> Version:
         return Version(treadle.__version__, context.fingerprint)
 
-    return [health, ready, version]
+    @route(
+        "/",
+        http_method=["GET", "HEAD"],
+        status_code=200,
+        media_type=MediaType.TEXT,
+        summary="Tell what this is",
+    )
+    async def root() -> str:
+        return (
+            f"treadle {treadle.__version__} serves {', '.join(context.names)}. "
+            "GET /openapi.json describes the API.\n"
+        )
+
+    return [health, ready, version, root]

@@ -1,4 +1,4 @@
-"""``POST /tokenize`` and ``POST /detokenize``. They come through the hook, like a third party's."""
+"""``POST /tokenize``, ``POST /detokenize`` and ``GET /tokenizer_info``. They come through the hook, like a third party's."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
-from litestar import Request, Response, post
+from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import Body
 
 from treadle.errors import RequestError
+from treadle_server.chat.conversation import to_conversation
 from treadle_server.context import ServerContext
 from treadle_server.decode import request_body
-from treadle_server.messages import to_conversation
 from treadle_server.openapi import ERROR_RESPONSES
 from treadle_server.routes.answers import answer
-from treadle_server.wire.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from treadle_server.wire.tokenize import (
+    Detokenized,
+    DetokenizeRequest,
+    Tokenized,
+    TokenizeRequest,
+    TokenizerInfo,
+)
 
 __all__ = ("handlers",)
 
@@ -66,7 +72,29 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         )
         return answer(request, Detokenized(prompt=text))
 
-    return [tokenize, detokenize]
+    @get(
+        "/tokenizer_info",
+        responses=ERROR_RESPONSES,
+        summary="Describe the tokenizer as its configuration file does",
+    )
+    async def tokenizer_info() -> TokenizerInfo:
+        return info_of(context)
+
+    return [tokenize, detokenize, tokenizer_info]
+
+
+def info_of(context: ServerContext) -> TokenizerInfo:
+    """Raises ``CheckpointError`` if the model has no tokenizer."""
+    tokenizer = context.engine.tokenizer
+    first, eos = tokenizer.encode("a")[:1], tokenizer.eos_token_id
+    bos = first[0] if first and first[0] in tokenizer.special_token_ids else None
+    return TokenizerInfo(
+        model_max_length=context.engine.info.max_model_len,
+        eos_token=None if eos is None else tokenizer.id_to_token(eos),
+        bos_token=None if bos is None else tokenizer.id_to_token(bos),
+        add_bos_token=bos is not None,
+        chat_template=tokenizer.chat_template,
+    )
 
 
 async def tokenized(context: ServerContext, data: TokenizeRequest, client: str) -> Tokenized:

@@ -1,14 +1,22 @@
-"""``POST /v1/chat/completions``: the answers. The messages are in ``wire.messages``."""
+"""``POST /v1/chat/completions``. The messages are in ``wire.messages``, the tools in ``wire.tools``."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from treadle_server.wire.common import SamplingFields, Usage, WireLogprob
 from treadle_server.wire.messages import Message
+from treadle_server.wire.tools import (
+    ChatTool,
+    FunctionSpec,
+    NamedFunction,
+    ReasoningOptions,
+    ThinkingOptions,
+    ToolChoice,
+)
 
 __all__ = (
     "ChatChoice",
@@ -20,35 +28,11 @@ __all__ = (
     "ChatMessage",
     "ChatRequest",
     "ChatTokenLogprob",
-    "ChatTool",
-    "FunctionSpec",
-    "NamedChoice",
-    "NamedFunction",
+    "CustomToolCall",
     "ToolCallChunk",
     "ToolCallFunction",
     "TopLogprob",
 )
-
-
-class FunctionSpec(msgspec.Struct, kw_only=True, omit_defaults=True):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ChatTool(msgspec.Struct, kw_only=True):
-    type: Literal["function"] = "function"
-    function: FunctionSpec
-
-
-class NamedFunction(msgspec.Struct):
-    name: str
-
-
-class NamedChoice(msgspec.Struct, kw_only=True):
-    type: Literal["function"] = "function"
-    function: NamedFunction
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -67,7 +51,14 @@ class ChatRequest(SamplingFields, kw_only=True):
         list[ChatTool] | None, Meta(description="Functions that the model may call.")
     ] = None
     tool_choice: Annotated[
-        str | NamedChoice | None, Meta(description="none, auto, required, or a named function.")
+        str | ToolChoice | None,
+        Meta(description="none, auto, required (or any), a named tool, or allowed_tools."),
+    ] = None
+    functions: Annotated[
+        list[FunctionSpec] | None, Meta(description="Older form of tools; not with tools.")
+    ] = None
+    function_call: Annotated[
+        str | NamedFunction | None, Meta(description="Older form of tool_choice.")
     ] = None
     parallel_tool_calls: Annotated[
         bool | None, Meta(description="false keeps the first call of an answer.")
@@ -91,7 +82,14 @@ class ChatRequest(SamplingFields, kw_only=True):
         bool | None, Meta(description="false leaves the reasoning in the content.")
     ] = None
     reasoning_effort: Annotated[
-        str | None, Meta(description="The template argument of this name.")
+        str | None,
+        Meta(description="The template argument of this name; none turns thinking off, others on."),
+    ] = None
+    reasoning: Annotated[
+        ReasoningOptions | None, Meta(description="effort, and whether to think and to show it.")
+    ] = None
+    thinking: Annotated[
+        ThinkingOptions | None, Meta(description="Whether to think: enabled, disabled, adaptive.")
     ] = None
 
 
@@ -115,13 +113,19 @@ class ToolCallFunction(msgspec.Struct, kw_only=True, omit_defaults=True):
     arguments: str
 
 
+class CustomToolCall(msgspec.Struct, kw_only=True, omit_defaults=True):
+    name: str | None = None
+    input: str
+
+
 class ToolCallChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A call, or a piece of one: pieces have an ``index``, only the first has ``id`` and ``type``."""
 
     index: int | None = None
     id: str | None = None
     type: str | None = None
-    function: ToolCallFunction
+    function: ToolCallFunction | None = None
+    custom: CustomToolCall | None = None
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -131,6 +135,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallChunk] | None = None
+    function_call: ToolCallFunction | None = None
 
 
 class ChatChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -162,6 +167,7 @@ class ChatDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallChunk] | None = None
+    function_call: ToolCallFunction | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 __all__ = (
+    "CompletionTokensDetails",
     "JSONSchema",
     "PromptTokensDetails",
     "ResponseFormat",
@@ -60,7 +61,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     user: Annotated[str | None, Meta(description="Accepted and not used.")] = None
     n: Annotated[int | None, Meta(description="Number of outputs for each prompt.")] = None
     best_of: Annotated[int | None, Meta(description="Accepted if it equals n.")] = None
-    max_tokens: Annotated[int | None, Meta(description="Most tokens of an output.")] = None
+    max_tokens: Annotated[
+        int | None,
+        Meta(description="Most tokens of an output; -1 is as many as the context has room for."),
+    ] = None
     min_tokens: Annotated[int | None, Meta(description="Tokens before which no output ends.")] = (
         None
     )
@@ -91,7 +95,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         float | None, Meta(description="Subtracted once for each time that the output has a token.")
     ] = None
     seed: Annotated[int | None, Meta(description="The same seed gives the same tokens.")] = None
-    stop: Annotated[str | list[str] | None, Meta(description="Texts that end an output.")] = None
+    stop: Annotated[
+        str | list[str | None] | None, Meta(description="Texts that end an output.")
+    ] = None
     stop_token_ids: Annotated[
         list[int] | None, Meta(description="Token ids that end an output.")
     ] = None
@@ -182,11 +188,16 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int = 0
+
+
 class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class WireLogprob(msgspec.Struct, kw_only=True, omit_defaults=True):

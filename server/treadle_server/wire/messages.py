@@ -8,16 +8,23 @@ import msgspec
 
 __all__ = (
     "AssistantMessage",
+    "CalledCustomTool",
+    "CalledFunction",
     "Content",
     "DeveloperMessage",
     "FunctionMessage",
+    "InputTextPart",
     "MediaPart",
     "Message",
     "MessageToolCall",
+    "OutputTextPart",
     "Part",
+    "ReasoningPart",
+    "RedactedThinkingPart",
     "RefusalPart",
     "SystemMessage",
     "TextPart",
+    "ThinkingPart",
     "ToolMessage",
     "UserMessage",
 )
@@ -29,6 +36,26 @@ class TextPart(msgspec.Struct, tag_field="type", tag="text"):
 
 class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
     refusal: str
+
+
+class InputTextPart(msgspec.Struct, tag_field="type", tag="input_text"):
+    text: str
+
+
+class OutputTextPart(msgspec.Struct, tag_field="type", tag="output_text"):
+    text: str
+
+
+class ThinkingPart(msgspec.Struct, tag_field="type", tag="thinking"):
+    thinking: str | None = None
+
+
+class RedactedThinkingPart(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
+    data: str | None = None
+
+
+class ReasoningPart(msgspec.Struct, tag_field="type", tag="reasoning"):
+    text: str | None = None
 
 
 class MediaPart(msgspec.Struct, tag_field="type", tag="media"):
@@ -55,6 +82,11 @@ class FilePart(MediaPart, tag="file"): ...
 
 Part = (
     TextPart
+    | InputTextPart
+    | OutputTextPart
+    | ThinkingPart
+    | RedactedThinkingPart
+    | ReasoningPart
     | RefusalPart
     | ImageURLPart
     | InputImagePart
@@ -71,24 +103,32 @@ class CalledFunction(msgspec.Struct, kw_only=True):
     arguments: str | dict[str, Any] | None = None
 
 
+class CalledCustomTool(msgspec.Struct, kw_only=True):
+    name: str
+    input: str | None = None
+
+
 class MessageToolCall(msgspec.Struct, kw_only=True):
+    """A call of a function, or of a custom tool."""
+
     id: str | None = None
     type: str | None = None
-    function: CalledFunction
+    function: CalledFunction | None = None
+    custom: CalledCustomTool | None = None
 
 
 class SystemMessage(msgspec.Struct, tag_field="role", tag="system", kw_only=True):
-    content: Content
+    content: Content | None
     name: str | None = None
 
 
 class DeveloperMessage(msgspec.Struct, tag_field="role", tag="developer", kw_only=True):
-    content: Content
+    content: Content | None
     name: str | None = None
 
 
 class UserMessage(msgspec.Struct, tag_field="role", tag="user", kw_only=True):
-    content: Content
+    content: Content | None
     name: str | None = None
 
 
@@ -99,6 +139,7 @@ class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_onl
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[MessageToolCall] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ToolMessage(msgspec.Struct, tag_field="role", tag="tool", kw_only=True):

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from treadle_server.wire.chat import ChatTool
 from treadle_server.wire.messages import Message
+from treadle_server.wire.tools import ChatTool
 
-__all__ = ("DetokenizeRequest", "Detokenized", "TokenizeRequest", "Tokenized")
+__all__ = ("DetokenizeRequest", "Detokenized", "TokenizeRequest", "Tokenized", "TokenizerInfo")
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -41,3 +41,13 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 class Detokenized(msgspec.Struct, kw_only=True):
     prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """What evaluation tools read from a ``tokenizer_config.json``, under its names."""
+
+    model_max_length: int
+    eos_token: str | None
+    bos_token: str | None
+    add_bos_token: bool
+    chat_template: str | None

@@ -9,25 +9,30 @@ import msgspec
 
 from treadle.errors import RequestError
 from treadle.text.chat import Conversation
+from treadle_server.chat.thinking import thinking_arguments
+from treadle_server.chat.tools import MAX_TOOLS, ToolSelection, select_tools, to_tools
 from treadle_server.decode import check_depth
 from treadle_server.errors import APIError
-from treadle_server.wire.chat import ChatRequest, ChatTool
+from treadle_server.wire.chat import ChatRequest
 from treadle_server.wire.messages import (
     AssistantMessage,
     Content,
+    FunctionMessage,
+    InputTextPart,
     MediaPart,
     Message,
+    MessageToolCall,
+    OutputTextPart,
     RefusalPart,
     TextPart,
+    ThinkingPart,
     ToolMessage,
 )
 from treadle_server.wire.tokenize import TokenizeRequest
 
-__all__ = ("MAX_MESSAGES", "MAX_TOOLS", "MAX_TOOL_BYTES", "to_conversation")
+__all__ = ("MAX_MESSAGES", "merged_turns", "to_conversation")
 
 MAX_MESSAGES = 4096
-MAX_TOOLS = 128
-MAX_TOOL_BYTES = 64 * 2**10
 
 # Arguments of the renderer itself: a client's template arguments must not take their place.
 RESERVED = frozenset(
@@ -52,9 +57,15 @@ def to_conversation(
             param="continue_final_message",
         )
     generates = request.add_generation_prompt
+    if isinstance(request, ChatRequest):
+        selection = select_tools(request)
+    else:
+        selection = ToolSelection(tools=to_tools(request.tools))
     conversation = Conversation(
         messages=messages,
-        tools=to_tools(request.tools),
+        tools=selection.tools,
+        tool_choice=selection.choice,
+        parallel_tool_calls=selection.is_parallel,
         add_generation_prompt=not continues if generates is None else generates,
         continue_final_message=continues,
         chat_template_kwargs=template_arguments(request),
@@ -62,11 +73,8 @@ def to_conversation(
     )
     if not isinstance(request, ChatRequest):
         return conversation
-    choice = request.tool_choice
     return msgspec.structs.replace(
         conversation,
-        tool_choice=choice if isinstance(choice, str | None) else msgspec.to_builtins(choice),
-        parallel_tool_calls=request.parallel_tool_calls is not False,
         separate_reasoning=request.separate_reasoning is not False,
         structured_output_backend=request.guided_decoding_backend,
     )
@@ -93,19 +101,24 @@ def to_message(message: Message, path: str, knows_developer: bool) -> dict[str, 
         fields["name"] = message.name
     if isinstance(message, ToolMessage) and message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
+    if isinstance(message, FunctionMessage):  # the older form of a tool's message
+        fields["role"], fields["tool_call_id"] = "tool", message.name
     if isinstance(message, AssistantMessage):
         fields.update(assistant_fields(message, path))
     return fields
 
 
 def content(value: Content | None, path: str) -> str | list[dict[str, str]]:
-    """Return text as text and parts as parts: the renderer adapts them to the template."""
+    """Return text as text and parts as parts: the renderer adapts them to the template.
+
+    Thoughts are no part of the text.
+    """
     if value is None or isinstance(value, str):
         return value or ""
     parts = []
     for i, part in enumerate(value):
         match part:
-            case TextPart():
+            case TextPart() | InputTextPart() | OutputTextPart():
                 parts.append({"type": "text", "text": part.text})
             case RefusalPart():
                 parts.append({"type": "text", "text": part.refusal})
@@ -121,29 +134,67 @@ def content(value: Content | None, path: str) -> str | list[dict[str, str]]:
 def assistant_fields(message: AssistantMessage, path: str) -> dict[str, Any]:
     """Return the fields that only an assistant's message has."""
     fields: dict[str, Any] = {}
-    reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
-    if reasoning is not None:
+    if (reasoning := reasoning_of(message)) is not None:
         fields["reasoning"] = fields["reasoning_content"] = reasoning
-    if message.tool_calls:
-        if len(message.tool_calls) > MAX_TOOLS:
-            raise RequestError(
-                f"{path}.tool_calls has {len(message.tool_calls)} entries; at most {MAX_TOOLS}",
-                param=f"{path}.tool_calls",
-            )
+    calls = message.tool_calls or []
+    if message.function_call is not None and not calls:
+        called = message.function_call
+        calls = [MessageToolCall(id=called.name, function=called)]
+    if len(calls) > MAX_TOOLS:
+        raise RequestError(
+            f"{path}.tool_calls has {len(calls)} entries; at most {MAX_TOOLS}",
+            param=f"{path}.tool_calls",
+        )
+    if calls:
         fields["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": call.type or "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": arguments(call.function.arguments),
-                },
-            }
-            for call in message.tool_calls
+            to_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)
         ]
     if message.content is None and message.refusal:
         fields["content"] = message.refusal
     return fields
+
+
+def reasoning_of(message: AssistantMessage) -> str | None:
+    """Return what the assistant thought, from whichever field has it."""
+    for text in (message.reasoning, message.reasoning_content):
+        if text is not None:
+            return text
+    parts = message.content if isinstance(message.content, list) else ()
+    thoughts = [p.thinking for p in parts if isinstance(p, ThinkingPart) and p.thinking]
+    return "\n".join(thoughts) or None
+
+
+def to_call(call: MessageToolCall, path: str) -> dict[str, Any]:
+    if call.function is not None:
+        name, values = call.function.name, arguments(call.function.arguments)
+    elif call.custom is not None:
+        name, values = call.custom.name, {"input": call.custom.input or ""}
+    else:
+        raise RequestError(f"{path} has neither function nor custom", param=path)
+    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": values}}
+
+
+def merged_turns(conversation: Conversation) -> Conversation:
+    """Return the conversation with one system message, at its beginning, and no two user messages
+    in a row, for templates that refuse other orders."""
+    system: list[str] = []
+    messages: list[dict[str, Any]] = []
+    for message in conversation.messages:
+        fields = dict(message)
+        if fields["role"] in ("system", "developer"):
+            system.append(text_of(fields["content"]))
+        elif messages and fields["role"] == messages[-1]["role"] == "user":
+            texts = (messages[-1]["content"], fields["content"])
+            messages[-1]["content"] = "\n\n".join(map(text_of, texts))
+        else:
+            messages.append(fields)
+    if system:
+        messages.insert(0, {"role": "system", "content": "\n\n".join(system)})
+    return msgspec.structs.replace(conversation, messages=messages)
+
+
+def text_of(value: str | Sequence[dict[str, str]]) -> str:
+    return value if isinstance(value, str) else "\n".join(part["text"] for part in value)
 
 
 def arguments(value: str | dict[str, Any] | None) -> Any:
@@ -158,33 +209,12 @@ def arguments(value: str | dict[str, Any] | None) -> Any:
     return value or {}
 
 
-def to_tools(tools: Sequence[ChatTool] | None) -> list[dict[str, Any]] | None:
-    """Return the tools in the form of a template, or ``None``. Raises ``RequestError`` beyond the bounds."""
-    if not tools:
-        return None
-    if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools has {len(tools)} entries; at most {MAX_TOOLS}", param="tools")
-    size = len(msgspec.json.encode(tools))
-    if size > MAX_TOOL_BYTES:
-        raise RequestError(
-            f"tools take {size} bytes of JSON; at most {MAX_TOOL_BYTES} are allowed", param="tools"
-        )
-    for i, tool in enumerate(tools):
-        name = tool.function.name
-        if not (0 < len(name) <= 128 and name.isprintable()):
-            raise RequestError(
-                f"tools[{i}].function.name must be 1 to 128 printable characters",
-                param=f"tools[{i}].function.name",
-            )
-    return [{"type": "function", "function": msgspec.to_builtins(t.function)} for t in tools]
-
-
 def template_arguments(request: ChatRequest | TokenizeRequest) -> dict[str, Any]:
     """Return what the template gets beside messages and tools. Raises ``RequestError`` for an
     argument that would shadow one of the renderer's own."""
     arguments: dict[str, Any] = {}
-    if isinstance(request, ChatRequest) and request.reasoning_effort is not None:
-        arguments["reasoning_effort"] = request.reasoning_effort
+    if isinstance(request, ChatRequest):
+        arguments.update(thinking_arguments(request))
     for name, value in (request.chat_template_kwargs or {}).items():
         if name in RESERVED or name.startswith("_") or not name.isidentifier():
             raise RequestError(
