@@ -15,12 +15,15 @@ from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
 from treadle_server.gateway import GatewayMiddleware
 from treadle_server.hookspecs import SERVER
+from treadle_server.messages import routes as messages
 from treadle_server.openapi import openapi_config
 from treadle_server.plugin_faults import PluginFaults
 from treadle_server.routes import chat, completions, health, metrics, models
 from treadle_server.routes.answers import handle_disconnect, handle_error, handle_http_error
 
 __all__ = ("base_app_config", "build", "create_app")
+
+ROUTES = (chat, completions, messages, models, health, metrics)
 
 
 def create_app(context: ServerContext) -> GatewayMiddleware:
@@ -48,11 +51,7 @@ def build(context: ServerContext, plugins: PluginManager) -> AppInstance:
 def base_app_config(context: ServerContext) -> AppConfig:
     """Return the configuration of the application before plugins edit it."""
     return AppConfig(
-        route_handlers=[
-            handler
-            for module in (chat, completions, models, health, metrics)
-            for handler in module.handlers(context)
-        ],
+        route_handlers=[handler for module in ROUTES for handler in module.handlers(context)],
         exception_handlers={
             APIError: handle_error,
             ClientDisconnected: handle_disconnect,
@@ -73,7 +72,7 @@ def cors(context: ServerContext) -> CORSConfig | None:
         return None
     return CORSConfig(
         allow_origins=context.config.allowed_origins,
-        allow_headers=["authorization", "content-type", "x-api-key", "x-request-id"],
-        allow_methods=["GET", "POST"],
-        expose_headers=["x-request-id", "x-ignored-fields"],
+        allow_headers=["*"],
+        allow_methods=["GET", "POST", "DELETE"],
+        expose_headers=["x-request-id", "request-id", "x-ignored-fields", "retry-after"],
     )

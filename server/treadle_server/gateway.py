@@ -14,13 +14,13 @@ import time
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-import msgspec
 from litestar.types import Message, Receive, Scope, Send
 
 from treadle_server.config import LOOPBACK
 from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
 from treadle_server.keys import Keys
+from treadle_server.messages.errors import error_body, is_messages_path
 
 __all__ = ("GatewayMiddleware",)
 
@@ -35,7 +35,9 @@ HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:@/?#\\\s]*))(?::[0-9]{1,5})?")
 SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"x-api-key")
 """Headers that decide who may ask. If one were sent twice, a proxy and this server might read
 different ones."""
+ALLOW_ORIGIN = b"access-control-allow-origin"
 Headers = dict[bytes, bytes]
+HeaderList = list[tuple[bytes, bytes]]
 
 
 class GatewayMiddleware:
@@ -67,10 +69,16 @@ class GatewayMiddleware:
                 return
             await self._context.app_instance(scope, receive, send)
             return
-        await self._counted(scope, receive, send, label, refusal)
+        await self._counted(scope, receive, send, headers, label, refusal)
 
     async def _counted(
-        self, scope: Scope, receive: Receive, send: Send, label: bytes, refusal: APIError | None
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: Headers,
+        label: bytes,
+        refusal: APIError | None,
     ) -> None:
         metrics, start_time, status, is_finished = self._context.metrics, time.monotonic(), 0, False
 
@@ -78,7 +86,11 @@ class GatewayMiddleware:
             nonlocal status, is_finished
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", label)]
+                added = [(b"x-request-id", label)]
+                if is_messages_path(scope["path"]):
+                    added.append((b"request-id", label))
+                sent = [*message.get("headers", ()), *added]
+                message["headers"] = sent + self._origin_headers(headers, sent)
             elif message["type"] == "http.response.body":
                 is_finished |= not message.get("more_body", False)
             await send(message)
@@ -91,10 +103,11 @@ class GatewayMiddleware:
             return message
 
         metrics.active += 1
+        cast("Any", scope).setdefault("state", {})["request_id"] = label.decode()
         app = self._context.app_instance
         try:
             if refusal is not None:
-                await refuse(labelled, refusal)
+                await refuse(labelled, refusal, scope, label)
             else:
                 await app(scope, _log_request, labelled)
                 if not is_finished:
@@ -102,7 +115,7 @@ class GatewayMiddleware:
         except BaseException as error:  # what plugins have put around the handlers may raise it
             failure = STOPPED if is_cancelled() else app.faults.error_for_client(error, scope)
             if not status:
-                await refuse(labelled, failure)
+                await refuse(labelled, failure, scope, label)
             # Half an answer is cut off: the server closes a connection whose answer has no end.
         finally:
             metrics.active -= 1
@@ -156,6 +169,18 @@ class GatewayMiddleware:
         is_preflight = b"origin" in headers and b"access-control-request-method" in headers
         return bool(self._origins) and method == "OPTIONS" and is_preflight
 
+    def _origin_headers(self, headers: Headers, sent: HeaderList) -> HeaderList:
+        """Return what lets a page of an allowed origin read an answer that no route has made."""
+        origin = headers.get(b"origin", b"")
+        is_allowed = "*" in self._origins or origin.decode("latin-1") in self._origins
+        if not origin or not is_allowed or any(name == ALLOW_ORIGIN for name, _ in sent):
+            return []
+        return [
+            (ALLOW_ORIGIN, b"*" if "*" in self._origins else origin),
+            (b"access-control-expose-headers", b"x-request-id, request-id, retry-after"),
+            (b"vary", b"Origin"),
+        ]
+
     def _is_authorized(self, headers: Headers) -> bool:
         """Whether one of the keys was sent. Compares in constant time."""
         return not self._keys or self._keys.sent_in(headers)
@@ -202,8 +227,8 @@ def _netloc(origin: str) -> str | None:
         return None
 
 
-async def refuse(send: Send, error: APIError) -> None:
-    body = msgspec.json.encode(error.body)
+async def refuse(send: Send, error: APIError, scope: Scope, label: bytes) -> None:
+    body = error_body(error, scope["path"], label.decode())
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

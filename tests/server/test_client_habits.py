@@ -267,6 +267,27 @@ def test_the_input_is_the_same_however_the_arguments_are_cut(arguments: str, tex
         assert "".join(map(reader.feed, pieces)) + reader.finish() == text
 
 
+async def test_a_page_may_read_every_answer_of_a_server_that_allows_it() -> None:
+    page = {"origin": "https://page.example"}
+    ask = {
+        **page,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,x-stainless-os,anthropic-version",
+    }
+    async with serving(api_key=["k"], allowed_origins=["https://page.example"]) as server:
+        for path in ("/v1/messages", "/v1/responses", "/v1/chat/completions"):
+            preflight = await server.client.options(path, headers=ask)
+            allowed = preflight.headers["access-control-allow-headers"]
+            assert preflight.status_code == 204 or preflight.status_code == 200
+            assert allowed == "*" or "x-stainless-os" in allowed
+            for headers in (page, {**page, "authorization": "Bearer k"}):
+                answer = await server.post(path, b"{", headers=headers)
+                assert answer.status_code in (400, 401)
+                assert answer.headers["access-control-allow-origin"] == page["origin"]
+        stranger = await server.post("/v1/messages", b"{", headers={"origin": "https://x"})
+        assert "access-control-allow-origin" not in stranger.headers
+
+
 async def test_what_probes_ask() -> None:
     async with serving() as server:
         assert (await server.client.head("/")).status_code == 200

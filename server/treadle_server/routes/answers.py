@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import msgspec
 from litestar import Request, Response
 from litestar.exceptions import (
     HTTPException,
@@ -14,12 +14,15 @@ from litestar.exceptions import (
 )
 
 from treadle_server.errors import APIError
+from treadle_server.messages.errors import error_body
 from treadle_server.sampling import constraint_of
 from treadle_server.wire.common import SamplingFields
 
-__all__ = ("answer", "handle_disconnect", "handle_error", "handle_http_error")
+__all__ = ("answer", "handle_disconnect", "handle_error", "handle_http_error", "ignore_fields")
 
 T = TypeVar("T")
+FIELD = re.compile(r"\w+")
+UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.\-]")
 JSON = "application/json"
 DISCONNECTED = "client disconnected prematurely"
 """What litestar says of a client that leaves before it has sent its whole body."""
@@ -39,8 +42,15 @@ def answer(
     return Response(content, headers=response_headers)
 
 
-def error_answer(error: APIError) -> Response[bytes]:
-    body = msgspec.json.encode(error.body)
+def ignore_fields(request: Request[Any, Any, Any], names: Sequence[str]) -> None:
+    """Add to the fields that the answer names as ignored."""
+    known = request.state.get("ignored_fields")
+    printable = [UNPRINTABLE.sub("?", name)[:64] for name in names[:32]]
+    request.state.ignored_fields = ",".join(([known] if known else []) + printable)
+
+
+def error_answer(error: APIError, request: Request[Any, Any, Any]) -> Response[bytes]:
+    body = error_body(error, request.scope["path"], request.state.get("request_id") or "")
     return Response(body, status_code=error.status, headers=error.headers, media_type=JSON)
 
 
@@ -50,9 +60,14 @@ def handle_error(request: Request[Any, Any, Any], error: Exception) -> Response[
         return handle_disconnect(request, error)
     owners = request.app.state.context.app_instance.faults
     api_error, body = owners.error_for_client(error, request.scope), request.state.get("body")
-    if api_error.detail.param in CONSTRAINTS and isinstance(body, SamplingFields):
-        api_error.detail.param = constraint_of(body) or api_error.detail.param
-    return error_answer(api_error)
+    detail = api_error.detail
+    if detail.param in CONSTRAINTS and isinstance(body, SamplingFields):
+        detail.param = constraint_of(body) or detail.param
+    # A surface that is translated to a chat has other names for fields that the client left out.
+    root = FIELD.match(detail.param or "")
+    if root is not None and getattr(body, root[0], None) is None:
+        detail.param = getattr(body, "CHAT_FIELDS", {}).get(root[0], detail.param)
+    return error_answer(api_error, request)
 
 
 def handle_disconnect(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
@@ -87,4 +102,4 @@ def handle_http_error(request: Request[Any, Any, Any], error: Exception) -> Resp
         case _:
             api_error = APIError(status, error.detail)
     api_error.headers = headers
-    return error_answer(api_error)
+    return error_answer(api_error, request)

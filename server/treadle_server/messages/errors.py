@@ -1,0 +1,51 @@
+"""The errors of a route in the form that its clients read: that of OpenAI, or that of Anthropic."""
+
+from __future__ import annotations
+
+import msgspec
+
+from treadle_server.errors import APIError
+
+__all__ = ("AnthropicErrorBody", "error_body", "is_messages_path", "to_anthropic")
+
+PATH = "/v1/messages"
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+class AnthropicError(msgspec.Struct, kw_only=True):
+    """``type`` depends on the status alone; clients read it and the message."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, kw_only=True):
+    type: str = "error"
+    error: AnthropicError
+    request_id: str | None = None
+
+
+def is_messages_path(path: str) -> bool:
+    return path == PATH or path.startswith(PATH + "/")
+
+
+def to_anthropic(error: APIError, request_id: str | None = None) -> AnthropicErrorBody:
+    fallback = "invalid_request_error" if error.status < 500 else "api_error"
+    detail = AnthropicError(type=TYPES.get(error.status, fallback), message=error.detail.message)
+    return AnthropicErrorBody(error=detail, request_id=request_id or None)
+
+
+def error_body(error: APIError, path: str, request_id: str) -> bytes:
+    """Return the body of an error answer to ``path``."""
+    if is_messages_path(path):
+        return msgspec.json.encode(to_anthropic(error, request_id))
+    return msgspec.json.encode(error.body)
