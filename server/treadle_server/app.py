@@ -18,12 +18,13 @@ from treadle_server.hookspecs import SERVER
 from treadle_server.messages import routes as messages
 from treadle_server.openapi import openapi_config
 from treadle_server.plugin_faults import PluginFaults
+from treadle_server.responses import routes as responses
 from treadle_server.routes import chat, completions, health, metrics, models
 from treadle_server.routes.answers import handle_disconnect, handle_error, handle_http_error
 
 __all__ = ("base_app_config", "build", "create_app")
 
-ROUTES = (chat, completions, messages, models, health, metrics)
+ROUTES = (chat, completions, responses, messages, models, health, metrics)
 
 
 def create_app(context: ServerContext) -> GatewayMiddleware:

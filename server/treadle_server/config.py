@@ -105,6 +105,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float,
         Meta(ge=0, description="Time that running requests may take to finish after SIGTERM."),
     ] = 30.0
+    max_stored_responses: Annotated[
+        int,
+        Meta(ge=0, description="Responses of /v1/responses that are kept; 0 keeps none."),
+    ] = 1000
+    max_stored_response_bytes: Annotated[
+        int, Meta(ge=0, description="Bytes that the responses that are kept take at most.")
+    ] = 64 * 2**20
     backlog: Annotated[int, Meta(ge=1, description="Connections that may wait for accept.")] = 2048
 
     enable_request_metrics: Annotated[

@@ -24,6 +24,7 @@ from treadle_server.errors import APIError
 from treadle_server.fingerprint import fingerprint
 from treadle_server.keys import key_digest
 from treadle_server.metrics import Metrics
+from treadle_server.responses.store import ResponseStore
 from treadle_server.sampling import to_params
 from treadle_server.wire.common import SamplingFields
 
@@ -68,6 +69,9 @@ class ServerContext:
         )
         self.fingerprint = system_fingerprint(engine)
         self.knows_developer = knows_developer(engine)
+        self.responses = ResponseStore(
+            config.max_stored_responses, config.max_stored_response_bytes
+        )
         self.reloading = asyncio.Lock()
 
     def close(self) -> None:
@@ -148,6 +152,10 @@ class ServerContext:
         if self.config.api_key:
             return key_digest(dict(cast("Any", request.scope)["headers"])).hex()
         return request.client.host if request.client is not None else ""
+
+    def owner_of(self, request: Request[Any, Any, Any]) -> str:
+        """Return whose responses a request may use: those of its key. Without keys all are one."""
+        return self.client_of(request) if self.config.api_key else ""
 
 
 def system_fingerprint(engine: Engine) -> str:

@@ -70,6 +70,7 @@ class Metrics:
         self.output_lengths = Histogram(LENGTHS)
         self.active = 0
         self.stuck_threads = 0
+        self.stored_responses = self.stored_response_bytes = 0
         self._http: Counter[tuple[str, str, int]] = Counter()
         self._http_seconds: dict[str, Histogram] = {}
         self._parser_failures: Counter[str] = Counter()
@@ -228,3 +229,14 @@ class Metrics:
         for process, size in resident_bytes().items():
             resident.add_metric([process], float(size))
         yield resident
+        for name, value, text in (
+            ("stored_responses", self.stored_responses, "Responses that are kept."),
+            (
+                "stored_response_bytes",
+                self.stored_response_bytes,
+                "Bytes of responses that are kept.",
+            ),
+        ):
+            stored = GaugeMetricFamily(f"treadle_{name}", text)
+            stored.add_metric([], float(value))
+            yield stored

@@ -29,6 +29,8 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
                 context.stats = await context.engine.stats(TIMEOUT_FACTOR)
         stats = context.stats if context.engine.alive else None
         context.metrics.stuck_threads = context.engine.parser_watchdog.num_stuck
+        context.metrics.stored_responses = len(context.responses)
+        context.metrics.stored_response_bytes = context.responses.num_bytes
         return Response(
             context.metrics.exposition(stats, context.engine.plugins.states()),
             media_type=CONTENT_TYPE_LATEST,
