@@ -205,3 +205,9 @@ def test_a_call_can_be_forced(client: openai.OpenAI, thinking: Any) -> None:
         for call in calls:
             assert call.function.name == "get_weather"
             assert json.loads(call.function.arguments).keys() == {"city"}
+
+
+def test_a_tool_can_be_called_beside_a_format(client: openai.OpenAI) -> None:
+    choice = create_chat(client, WEATHER, tools=TOOLS, response_format=FORMAT).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Paris"}

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from treadle.api.sampling_params import BOUNDS, SamplingParams
 from treadle.errors import ContextLengthError, RequestError
 from treadle.text.chat import Conversation
+from treadle_server.chat.call_or_answer import with_calls
 from treadle_server.chat.conversation import merged_turns, to_conversation
 from treadle_server.context import ServerContext
 from treadle_server.generation import Generation
@@ -33,6 +34,7 @@ async def prepare_chat(
     if request.logprobs:
         changes["logprobs"] = top_logprobs
     params = context.to_params(request, client, **changes)
+    params = await with_calls(conversation, params, context.chat_processor.parser_plugins)
     chat = await rendered(conversation, lambda c: context.chat_processor.prepare(c, params))
     return Generation(
         id=id or context.new_id("chatcmpl"),
