@@ -40,6 +40,8 @@ class Generation(msgspec.Struct, kw_only=True, frozen=True):
     prompts: list[Prompt]
     params: SamplingParams
     chat: PreparedChat | None = None
+    num_best: int | None = None
+    """How many of the outputs of a prompt are answered with, the most probable ones; ``None`` is all."""
     discard_output: bool = False
 
     def create_parser(self) -> ChatOutputParser | None:

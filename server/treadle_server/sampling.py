@@ -72,10 +72,11 @@ def to_params(
 
 def check(fields: SamplingFields, values: dict[str, Any]) -> None:
     """Check combinations of fields that only the API has."""
-    if fields.best_of is not None and fields.best_of != (fields.n or 1):
+    num_outputs = values.get("n", 1)
+    if fields.best_of is not None and fields.best_of != num_outputs:
         raise RequestError(
-            f"best_of is {fields.best_of}; choosing among more outputs than n is not offered: "
-            "leave it out, or raise n and choose yourself",
+            f"best_of is {fields.best_of}; only a completion that is not streamed can choose among "
+            f"more outputs than n, which is {num_outputs}: leave it out, or choose yourself",
             param="best_of",
         )
     if fields.stream_options is not None and not fields.stream:

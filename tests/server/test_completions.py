@@ -6,6 +6,8 @@ import pytest
 from scripted import ScriptedEngine
 from serving import events, serving
 
+from treadle_server.completions.fill_in import FORMATS
+
 
 async def test_a_completion() -> None:
     async with serving() as server:
@@ -59,7 +61,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ["a"] * 129, "n": 2}, "prompt"),
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
-    ({"best_of": 3}, "best_of"),
+    ({"best_of": 3, "stream": True}, "best_of"),
+    ({"n": 3, "best_of": 2}, "best_of"),
+    ({"best_of": 129}, "n"),
     ({"suffix": "x"}, "suffix"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -2}, "max_tokens"),
@@ -211,3 +215,45 @@ async def test_any_served_name_answers_with_the_first() -> None:
     assert [m["id"] for m in models] == ["first", "second"]
     assert second_model.json()["max_model_len"] == 1000
     assert unknown_model.status_code == 404
+
+
+async def test_the_most_probable_of_several_outputs_are_answered_with() -> None:
+    engine = ScriptedEngine()
+    take = engine._output
+
+    def rated(ids: Any, text: Any, params: Any, outputs: Any, finished: bool) -> Any:
+        for output in outputs:
+            output.cumulative_logprob = [-9.0, -1.0, -5.0, -2.0][output.index]
+            output.stop_reason = output.index
+        return take(ids, text, params, outputs, finished)
+
+    engine._output = rated  # type: ignore[method-assign]
+    async with serving(engine) as server:
+        answer = (await server.complete(n=2, best_of=4)).json()
+        chat = await server.chat(best_of=2)
+    assert [(c["index"], c["stop_reason"]) for c in answer["choices"]] == [(0, 1), (1, 3)]
+    assert all(c["logprobs"] is None for c in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 4 * len("Hello world")
+    assert chat.status_code == 400 and chat.json()["error"]["param"] == "best_of"
+
+
+@pytest.mark.parametrize("form", [form for form, _ in FORMATS])
+async def test_a_model_with_the_tokens_fills_in(form: str) -> None:
+    tags = form.replace("{prefix}", " ").replace("{suffix}", " ").split()
+    engine = ScriptedEngine()
+    encode = engine.tokenizer.encode
+
+    def known(text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [1] if text in tags else encode(text)
+
+    engine.tokenizer.encode = known  # type: ignore[method-assign]
+    async with serving(engine) as server:
+        answer = await server.complete(prompt="a{", suffix="}b", return_token_ids=True)
+        assert answer.status_code == 200, answer.text
+        ids = answer.json()["choices"][0]["prompt_token_ids"]
+        assert "".join(map(chr, ids)) == form.format(prefix="a{", suffix="}b")
+        for wrong in ({"prompt": [1]}, {"echo": True}):
+            refused = await server.complete(**{"suffix": "b", **wrong})
+            assert refused.json()["error"]["param"] == "suffix"
+        assert (await server.complete(suffix="")).status_code == 200
+        assert (await server.chat(suffix="b")).status_code == 400

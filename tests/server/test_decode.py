@@ -102,10 +102,11 @@ def test_a_strict_server_refuses_unknown_fields() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FORBIDDEN_FIELDS))
-def test_dangerous_fields_are_refused_unless_null(name: str) -> None:
-    assert TEXT.decode(f'{{"prompt":"a","{name}":null}}'.encode())[0].prompt == "a"
+def test_dangerous_fields_are_refused_unless_they_say_nothing(name: str) -> None:
+    for empty in ("null", "{}", "[]", '""', "false"):
+        assert CHAT.decode(f'{{"messages":[],"{name}":{empty}}}'.encode())[0].messages == []
     with pytest.raises(APIError, match=f"{name} is not accepted") as error:
-        TEXT.decode(f'{{"prompt":"a","{name}":{{"x":1}}}}'.encode())
+        CHAT.decode(f'{{"messages":[],"{name}":{{"x":1}}}}'.encode())
     assert (error.value.status, error.value.detail.param) == (400, name)
 
 

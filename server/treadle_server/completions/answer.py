@@ -28,14 +28,25 @@ def text_completion(
                 generation,
                 output,
                 output_choice,
-                number * generation.params.n + output_choice.index,
+                number * (generation.num_best or generation.params.n) + rank,
             )
             for number, output in enumerate(outputs)
-            for output_choice in output.outputs
+            for rank, output_choice in enumerate(best_of(output.outputs, generation.num_best))
         ],
     )
     completion.usage = usage
     return completion
+
+
+def best_of(outputs: Sequence[CompletionOutput], count: int | None) -> Sequence[CompletionOutput]:
+    """Return the ``count`` outputs with the most probable tokens, or all in their order."""
+    if count is None:
+        return outputs
+
+    def mean_logprob(output: CompletionOutput) -> float:
+        return (output.cumulative_logprob or 0.0) / max(len(output.token_ids), 1)
+
+    return sorted(outputs, key=mean_logprob, reverse=True)[:count]
 
 
 def new_completion(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
+
+from treadle.api.files import Tokenizer
 from treadle.errors import RequestError
 from treadle.text.prompts import Prompt
+from treadle_server.completions.fill_in import fill_in_prompt
 from treadle_server.context import ServerContext
 from treadle_server.generation import Generation
 from treadle_server.sampling import MAX_SEQUENCES
@@ -21,10 +25,13 @@ async def prepare_completion(
     """Check and convert a request of ``client``. Raises ``RequestError``."""
     context.check_model(request.model)
     prompts = to_prompts(request, client)
-    num_sequences = len(prompts) * (request.n or 1)
+    if request.suffix:
+        prompts = filled_in(prompts, request, context.engine.tokenizer)
+    num_outputs = max(request.n or 1, request.best_of or 1)
+    num_sequences = len(prompts) * num_outputs
     if num_sequences > MAX_SEQUENCES:
         raise RequestError(
-            f"{len(prompts)} prompts with n {request.n or 1} are {num_sequences} sequences; at "
+            f"{len(prompts)} prompts with n {num_outputs} are {num_sequences} sequences; at "
             f"most {MAX_SEQUENCES} are allowed in one request",
             param="prompt",
         )
@@ -39,14 +46,34 @@ async def prepare_completion(
         changes["logprobs"] = request.logprobs
         if request.echo:
             changes["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    chooses = (request.best_of or 1) > (request.n or 1) and not request.stream
+    if chooses:  # the choice needs the probabilities of the outputs
+        changes |= {"n": request.best_of, "logprobs": request.logprobs or 0}
     return Generation(
         id=context.new_id("cmpl"),
         created_time=int(time.time()),
         request=request,
         prompts=prompts,
         params=context.to_params(request, client, **changes),
+        num_best=request.n or 1 if chooses else None,
         discard_output=request.max_tokens == 0,
     )
+
+
+def filled_in(
+    prompts: list[Prompt], request: CompletionRequest, tokenizer: Tokenizer
+) -> list[Prompt]:
+    """Return the prompts with the suffix. Raises ``RequestError``."""
+    if request.echo or any(prompt.text is None for prompt in prompts):
+        raise RequestError(
+            "suffix goes with a prompt that is text, and not with echo", param="suffix"
+        )
+    return [
+        msgspec.structs.replace(
+            prompt, text=fill_in_prompt(prompt.text or "", request.suffix or "", tokenizer)
+        )
+        for prompt in prompts
+    ]
 
 
 def to_prompts(request: CompletionRequest, client: str) -> list[Prompt]:

@@ -60,7 +60,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ] = None
     user: Annotated[str | None, Meta(description="Accepted and not used.")] = None
     n: Annotated[int | None, Meta(description="Number of outputs for each prompt.")] = None
-    best_of: Annotated[int | None, Meta(description="Accepted if it equals n.")] = None
+    best_of: Annotated[
+        int | None,
+        Meta(
+            description="Number of outputs of which a completion answers with the n most probable."
+        ),
+    ] = None
     max_tokens: Annotated[
         int | None,
         Meta(description="Most tokens of an output; -1 is as many as the context has room for."),

@@ -19,6 +19,9 @@ class CompletionRequest(SamplingFields, kw_only=True):
         str | list[str | int | list[int]] | None,
         Meta(description="A text, token ids, or a list of either."),
     ] = None
+    suffix: Annotated[
+        str | None, Meta(description="Write what stands between the prompt and this text.")
+    ] = None
     echo: Annotated[bool | None, Meta(description="Begin the text with the prompt.")] = None
     logprobs: Annotated[
         int | None, Meta(description="Log probabilities of this many alternatives for each token.")
