@@ -23,6 +23,7 @@ DEPTH = 6
 BASE: Mapping[str, Any] = {
     "messages": [{"role": "user", "content": "What is 2+2?"}],
     "prompt": "The capital of France is",
+    "input": "What is 2+2?",
     "tokens": [1, 2, 3],
     "max_tokens": 2,
     "max_completion_tokens": 2,
@@ -61,6 +62,8 @@ CONSTRAINTS: tuple[Mapping[str, Any], ...] = (
     {"response_format": {"type": "json_object"}},
     {"structured_outputs": {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}}},
 )
+SINGLE_OUTPUT = frozenset({"/v1/messages", "/v1/messages/count_tokens", "/v1/responses"})
+"""Routes whose answer is one output."""
 UNKNOWN = ("metadata", "extra", "store", "functions", "vllm_xargs", "chat_template", "a b\n")
 ROUTES_WITHOUT_BODY = ("/health", "/metrics", "/plugins", "/ready", "/v1/models", "/version", "/x")
 
@@ -123,13 +126,14 @@ class Generator:
         """Return a request that the server must answer with 200."""
         path = self._random.choice(list(self._bodies))
         properties = self._resolve(self._bodies[path])["properties"]
-        body = {k: v for k, v in BASE.items() if k in properties}
-        body.pop("max_completion_tokens", None)
+        body = base_of(properties)
         if path == "/tokenize":
             body.pop(self._random.choice(["prompt", "messages"]))
         for field in self._random.sample(sorted(SOUND), 4):
             if field in properties:
                 body[field] = self._random.choice(SOUND[field])
+        if "n" in body and path in SINGLE_OUTPUT:
+            body["n"] = 1
         if "guided_choice" in properties and self._random.random() < 0.2:
             body |= self._random.choice(CONSTRAINTS)
         return GeneratedRequest("POST", path, json.dumps(body).encode())
@@ -164,8 +168,7 @@ class Generator:
     def _in_body(self, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """Yield the places of a whole body: each field, unknown ones, and the body itself."""
         properties = schema["properties"]
-        base = {k: v for k, v in BASE.items() if k in properties}
-        base.pop("max_completion_tokens", None)
+        base = base_of(properties)
         if {"prompt", "messages"} <= properties.keys():
             del base["messages"]
         yield "the body", HOLE
@@ -236,3 +239,9 @@ class Generator:
         while "$ref" in schema:
             schema = self._schemas[schema["$ref"].rpartition("/")[2]]
         return schema
+
+
+def base_of(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a sound body of a schema. Where there is an ``input``, a ``prompt`` is something else."""
+    left_out = {"max_completion_tokens"} | ({"prompt"} if "input" in properties else set())
+    return {k: v for k, v in BASE.items() if k in properties and k not in left_out}
