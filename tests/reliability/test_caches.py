@@ -26,7 +26,7 @@ from treadle.api.stats import CacheStats, EngineStats
 from treadle.config import LIBRARY_ENVIRONMENT, set_library_environment
 from treadle.runner import cuda_graphs
 from treadle.sampling.features import Features
-from treadle.structured_output import manager
+from treadle.structured_output import compile_queue
 from treadle_server.child_processes import resident_bytes
 from treadle_server.metrics import Metrics
 
@@ -82,7 +82,7 @@ def test_every_cache_of_the_engine_is_filled_here(llm: LLM) -> None:
 def test_ten_times_its_bound_stays_within_it(
     llm: LLM, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager, "MAX_GRAMMARS", 4)
+    monkeypatch.setattr(compile_queue, "MAX_GRAMMARS", 4)
     bound = llm.stats.caches[name].max_entries
     FILL[name](llm, 10 * bound)
     held = llm.stats.caches[name]
@@ -92,8 +92,8 @@ def test_ten_times_its_bound_stays_within_it(
 
 
 def test_the_bytes_of_grammars_are_bounded_too(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager, "_size", lambda _: 1 << 20)
-    monkeypatch.setattr(manager, "MAX_GRAMMAR_BYTES", 3 << 20)
+    monkeypatch.setattr(compile_queue.CompileJob, "size", 1 << 20)
+    monkeypatch.setattr(compile_queue, "MAX_GRAMMAR_BYTES", 3 << 20)
     new_grammars(llm, 10)
     held = llm.stats.caches["grammars"]
     assert (held.entries, held.bytes, held.max_bytes) == (3, 3 << 20, 3 << 20)

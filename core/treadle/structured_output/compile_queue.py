@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 
+from treadle.api.stats import CacheStats
 from treadle.api.structured_output import GrammarSpec
 from treadle.errors import PluginLoadError, QueueFullError
 from treadle.processes.fair_queue import FairQueue
@@ -99,6 +100,12 @@ class CompileQueue:
     def num_pending(self) -> int:
         """Grammars that nobody compiles yet."""
         return sum(len(lane.queue) for lane in self._lanes())
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        """The grammars that are kept, with the bytes that their compilation took."""
+        total = sum(job.size for job in self.jobs.values())
+        return CacheStats(len(self.jobs), MAX_GRAMMARS, total, MAX_GRAMMAR_BYTES)
 
     def warm(self, backend: str) -> None:
         """Make a backend ready before its first grammar."""

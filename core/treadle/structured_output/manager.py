@@ -70,8 +70,7 @@ class StructuredOutputManager:
     @property
     def cache_stats(self) -> CacheStats:
         """The compiled grammars, with the bytes that their compilation took."""
-        total = sum(map(_size, self._grammars.values()))
-        return CacheStats(len(self._grammars), MAX_GRAMMARS, total, MAX_GRAMMAR_BYTES)
+        return self.queue.cache_stats
 
     # ----------------------------------------------------------------------------- ordering
 
@@ -83,8 +82,8 @@ class StructuredOutputManager:
     def submit(self, request: EngineRequest) -> Future[StructuredOutputState]:
         """Order the grammar of a request, which leaves by cancelling the future.
 
-        Raises ``RequestError`` for what is plainly wrong, and ``QueueFullError``. The future raises ``RequestError``, and ``PluginLoadError`` for what is not the client's
-        fault.
+        Raises ``RequestError`` for what is plainly wrong, and ``QueueFullError``. The future raises
+        ``RequestError``, and ``PluginLoadError`` for what is not the client's fault.
         """
         params = request.params.structured_outputs
         if params is None:
