@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -147,7 +149,7 @@ class AttentionLayers:
             if isinstance(module, Attention):
                 spec, group = self.specs[module.spec.layer]
                 shape = group.backend.kv_cache_shape(pages[group.cache_group], self._size, spec)
-                module.cache = torch.zeros(shape, dtype=torch_dtype(spec.dtype), device=device)
+                module.cache = _zeros(shape, torch_dtype(spec.dtype), device)
                 module.attn_group = self.attention_groups.index(group)
 
     def build_metadata(
@@ -156,3 +158,12 @@ class AttentionLayers:
         """Return the forward context of a step. ``batches`` are by KV cache group."""
         metadata = [g.backend.build_metadata(batches[g.cache_group]) for g in self.attention_groups]
         return ForwardContext(metadata, logits_indices)
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros. On a CPU, pages of the system become resident when they are first written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
