@@ -42,6 +42,7 @@ class StartWatch:
         self._ended = threading.Event()
         self._failure: EngineError | None = None
         self._thread = threading.current_thread()
+        self._watcher = threading.Thread(target=self._watch, name="start-watch", daemon=True)
         self._handler: Any = None
 
     def enter(self, stage: str) -> None:
@@ -51,7 +52,7 @@ class StartWatch:
     def __enter__(self) -> StartWatch:
         if self._thread is threading.main_thread():
             self._handler = signal.signal(SIGNAL, _raise_timeout)
-        threading.Thread(target=self._watch, name="start-watch", daemon=True).start()
+        self._watcher.start()
         return self
 
     def __exit__(
@@ -62,6 +63,7 @@ class StartWatch:
     ) -> None:
         with self._lock:  # from here on, nothing is raised in this thread any more
             self._ended.set()
+        self._watcher.join()
         if self._thread is threading.main_thread():
             signal.signal(SIGNAL, self._handler)
         if self._failure is not None:  # whatever the block made of the exception
