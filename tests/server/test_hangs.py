@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -84,10 +83,8 @@ def plugins(tmp_path: Path) -> Iterator[PluginManager]:
     report(plugins)  # lets the threads go
 
 
-async def healthy(server: Server) -> float:
-    start_time = monotonic()
+async def healthy(server: Server) -> None:
     assert (await server.client.get("/health")).status_code == 200
-    return monotonic() - start_time
 
 
 @pytest.mark.parametrize("kind", ["tool_call_parser", "reasoning_parser"])
@@ -98,7 +95,7 @@ async def test_others_are_served_while_a_parser_hangs(plugins: PluginManager, ki
         hanging = asyncio.create_task(server.chat(stream=True, **fields))
         await until(lambda: engine.running)
         while not hanging.done():
-            assert await healthy(server) < 1
+            await healthy(server)
             assert (await server.complete()).status_code == 200
         engine.text = ["fine"]
         assert "x-treadle-parser-error" not in (await server.chat(**fields)).headers
@@ -140,8 +137,11 @@ async def test_a_grammar_or_tags_that_hang_hold_up_nobody(
     choice = "required" if name == "grammar" else "auto"
     async with serving(ScriptedEngine(plugins=plugins), tool_call_parser=name) as server:
         request = asyncio.create_task(server.chat(tools=TOOLS, tool_choice=choice))
+        num_healthy = 0
         while not request.done():
-            assert await healthy(server) < 1
+            await healthy(server)
+            num_healthy += not request.done()
+        assert num_healthy
         assert request.result().status_code == (400 if name == "grammar" else 200)
         assert (await server.chat(tools=TOOLS)).status_code == 200
 

@@ -21,6 +21,10 @@ ROUTES = {
     *("GET /openapi.json", "GET /openapi.json/openapi.json", "GET /openapi.json/{path}"),
     *("POST /plugins/{id}/reload", "POST /tokenize", "POST /detokenize", "GET /v1/models"),
     *("POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models/{name}"),
+    *("POST /v1/messages", "POST /v1/messages/count_tokens", "GET /tokenizer_info"),
+    # What is stored belongs to the key that stored it, and its bytes are bounded.
+    *("POST /v1/responses", "GET /v1/responses/{id}", "DELETE /v1/responses/{id}"),
+    *("POST /v1/responses/{id}/cancel", "GET /v1/responses/{id}/input_items", "GET /", "HEAD /"),
 }
 ELSEWHERE = (
     *(
@@ -31,7 +35,7 @@ ELSEWHERE = (
     ),
     *("/server_info", "/get_server_info", "/start_profile", "/collective_rpc", "/sleep", "/pause"),
     *("/abort_requests", "/invocations", "/pooling", "/schema", "/schema/openapi.json", "/docs"),
-    *("/v1/files", "/static/x", "/v1/responses/x", "/debug", "/dump", "/test", "/generate"),
+    *("/v1/files", "/static/x", "/debug", "/dump", "/test", "/generate"),
 )
 
 
