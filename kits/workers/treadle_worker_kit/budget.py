@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from treadle.api.checkpoints import SMALL, matching
 from treadle.api.files import ModelFiles
 from treadle.errors import CheckpointError
+from treadle_worker_kit.memory import machine_bytes
 
 __all__ = ("MemoryBudget",)
 
@@ -42,7 +42,7 @@ class MemoryBudget(TorchFunctionMode):
         )
         self._limit = GROWTH * self._file_bytes + SPARE_BYTES
         if device.type == "cpu":
-            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            memory = machine_bytes()
             self._limit = min(self._limit, memory) if self._file_bytes else memory
         elif not self._file_bytes:
             self._limit = 2**63  # the device refuses what it does not have

@@ -11,7 +11,7 @@ from treadle.api.communicators import Communicator
 from treadle.api.kinds import MODELS
 from treadle.api.step_types import EngineInfo, KVCacheGroup
 from treadle.config import EngineConfig
-from treadle.errors import ConfigError
+from treadle.errors import ConfigError, OutOfMemoryError
 from treadle.layers.device import device_info, dtype_name, pick_device
 from treadle.loading import fetch, parse_ref, read_config
 from treadle.loading.build import build_model
@@ -26,6 +26,7 @@ from treadle_worker_kit.memory import (
     MemoryUsage,
     count_pages,
     explain_out_of_memory,
+    machine_bytes,
     plain_bytes,
     weight_bytes,
 )
@@ -97,6 +98,12 @@ def load_model(
         pages = tp_group.all_reduce_min(pages)
         max_len = _fit_length(config, attention, pages, max_len)
         usage.cache = sum(n * size for n, size in zip(pages, attention.page_bytes(), strict=True))
+        if device.type == "cpu" and usage.cache > machine_bytes():
+            # The system grants it nevertheless, and ends the process when the memory is used.
+            raise OutOfMemoryError(
+                f"{usage.cache / GIB:.2f} GiB of KV cache are more than the {machine_bytes() / GIB:.1f} GiB "
+                "of this machine; lower num_pages"
+            )
         with explain_out_of_memory(
             device, f"allocating {usage.cache / GIB:.2f} GiB of KV cache", "lower num_pages"
         ):

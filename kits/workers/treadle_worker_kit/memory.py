@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ __all__ = (
     "count_pages",
     "explain_out_of_memory",
     "is_out_of_memory",
+    "machine_bytes",
     "max_pages_per_sequence",
     "plain_bytes",
     "savings",
@@ -147,8 +150,15 @@ def savings(config: EngineConfig, usage: MemoryUsage) -> list[tuple[str, int]]:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether torch ran out of memory, in a plugin or elsewhere."""
     root = error.__cause__ if isinstance(error, PluginLoadError) else error
+    if isinstance(root, OSError):  # of a mapping, such as the cache of a CPU
+        return root.errno == errno.ENOMEM
     # On a CPU, torch has no special exception type for it.
     return isinstance(root, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(root)
+
+
+def machine_bytes() -> int:
+    """Return the memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @contextmanager
@@ -156,7 +166,7 @@ def explain_out_of_memory(device: torch.device, activity: str, advice: str) -> I
     """Convert torch's out-of-memory errors to ``OutOfMemoryError`` with figures and ``advice``."""
     try:
         yield
-    except (RuntimeError, PluginLoadError) as error:
+    except (RuntimeError, OSError, PluginLoadError) as error:
         if not is_out_of_memory(error):
             raise
         state = ""
