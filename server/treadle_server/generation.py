@@ -16,7 +16,7 @@ from treadle.api.sampling_params import SamplingParams
 from treadle.errors import RequestError
 from treadle.outputs import CompletionOutput, RequestOutput
 from treadle.text.chat import ChatOutputParser, PreparedChat
-from treadle.text.prompts import Prompt
+from treadle.text.prompts import Prompt, prompt_at
 from treadle_server.engine import Engine
 from treadle_server.errors import APIError
 from treadle_server.wire.common import SamplingFields
@@ -112,12 +112,13 @@ async def _outputs(
     source = engine.generate(
         generation.prompts[index], generation.params, request_id=generation.label(index)
     )
-    async with aclosing(source) as outputs:
-        async for output in outputs:
-            for completion in output.outputs:
-                if completion.finish_reason == "error":
-                    raise _failure(completion)
-            yield output if parser is None else await parser.parse(output)
+    with prompt_at(index, len(generation.prompts)):
+        async with aclosing(source) as outputs:
+            async for output in outputs:
+                for completion in output.outputs:
+                    if completion.finish_reason == "error":
+                        raise _failure(completion)
+                yield output if parser is None else await parser.parse(output)
 
 
 async def _collect(engine: Engine, generation: Generation, index: int) -> RequestOutput:

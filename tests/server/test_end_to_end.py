@@ -121,6 +121,14 @@ def test_errors_are_the_clients_own_classes(client: openai.OpenAI, server: Proce
     with pytest.raises(openai.BadRequestError) as long:
         chat(model="tiny", messages=[{"role": "user", "content": "x" * 600}])
     assert long.value.code == "context_length_exceeded"
+    assert "This model's maximum context length is 512 tokens. However, the prompt" in str(
+        long.value
+    )
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as third:
+            prompts = [[5], [6], [7] * 600]
+            client.completions.create(model="tiny", prompt=prompts, max_tokens=1, stream=stream)
+        assert (third.value.code, third.value.param) == ("context_length_exceeded", "prompt[2]")
     with pytest.raises(openai.BadRequestError) as hot:
         chat(model="tiny", messages=HELLO, temperature=1000, stream=True)
     assert hot.value.param == "temperature"

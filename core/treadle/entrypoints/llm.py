@@ -39,7 +39,7 @@ from treadle.text.chat import (
 )
 from treadle.text.input_processor import InputProcessor
 from treadle.text.output_processor import OutputProcessor, PreparedRequest, Sink
-from treadle.text.prompts import PromptInput, parse_prompts
+from treadle.text.prompts import Prompt, PromptInput, parse_prompts, prompt_at
 
 if TYPE_CHECKING:
     from treadle.api.files import Tokenizer
@@ -128,11 +128,7 @@ class LLM:
         count = len(parsed_prompts)
         params = map(self._final, _broadcast("sampling_params", sampling_params, count))
         ranks = _broadcast("priority", priority, count)
-        prepared = [
-            self._processor.prepare(prompt, p, priority=rank)
-            for prompt, p, rank in zip(parsed_prompts, params, ranks, strict=True)
-        ]
-        return self._finish(prepared, use_tqdm)
+        return self._finish(self._prepare(parsed_prompts, params, ranks), use_tqdm)
 
     def chat(
         self,
@@ -178,7 +174,7 @@ class LLM:
         """
         parsed_prompts = parse_prompts(prompts)
         params = _broadcast("sampling_params", sampling_params, len(parsed_prompts))
-        return self._stream(list(map(self._processor.prepare, parsed_prompts, params)))
+        return self._stream(self._prepare(parsed_prompts, params, itertools.repeat(None)))
 
     def stream_chat(
         self,
@@ -218,6 +214,18 @@ class LLM:
         """Nobody sees an output before it is finished, so none is made."""
         params = self._assets.defaults if params is None else params
         return params if params.output_kind == "final" else params.replace(output_kind="final")
+
+    def _prepare(
+        self,
+        prompts: list[Prompt],
+        params: Iterable[SamplingParams | None],
+        priorities: Iterable[int | None],
+    ) -> list[PreparedRequest]:
+        prepared = []
+        for i, (prompt, p, priority) in enumerate(zip(prompts, params, priorities, strict=False)):
+            with prompt_at(i, len(prompts)):
+                prepared.append(self._processor.prepare(prompt, p, priority=priority))
+        return prepared
 
     def _prepare_chat(
         self, messages: Messages, params: SamplingParams, options: Mapping[str, Any]

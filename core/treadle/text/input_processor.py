@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import EngineInfo
-from treadle.errors import ContextLengthError, RequestError
+from treadle.errors import RequestError
 from treadle.text.output_processor import PreparedRequest
 from treadle.text.prompts import Prompt
-from treadle.text.request_checks import check_request, with_schema_text
+from treadle.text.request_checks import check_request, too_long, with_schema_text
 
 if TYPE_CHECKING:
     from treadle.api.files import Tokenizer
@@ -180,11 +180,8 @@ class InputProcessor:
         if must_fit and bound is not None:
             tokens = max(tokens, bound(text))
         if tokens > limit:
-            raise ContextLengthError(
-                f"the prompt has {len(text)} characters, which are at least {tokens} tokens; the "
-                f"context has {limit}: shorten the prompt or pass truncate_prompt_tokens",
-                param=param,
-            )
+            length = f"the prompt has {len(text)} characters, which are at least {tokens} tokens"
+            raise too_long(length, self.info, param)
 
 
 def _label(request_id: str) -> str:

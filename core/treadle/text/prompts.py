@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypedDict
 
 import msgspec
 
 from treadle.errors import RequestError
 
-__all__ = ("Prompt", "PromptInput", "TextPrompt", "TokensPrompt", "parse_prompt", "parse_prompts")
+__all__ = (
+    "Prompt",
+    "PromptInput",
+    "TextPrompt",
+    "TokensPrompt",
+    "parse_prompt",
+    "parse_prompts",
+    "prompt_at",
+)
 
 
 class TextPrompt(TypedDict):
@@ -93,3 +102,15 @@ def _ids(values: Any, param: str) -> list[int]:
     if invalid := [i for i in ids if type(i) is not int]:
         raise RequestError(f"{param} holds {invalid[0]!r}, which is not a token id", param=param)
     return ids
+
+
+@contextmanager
+def prompt_at(index: int, count: int) -> Iterator[None]:
+    """Add the index to an error about one of several prompts."""
+    try:
+        yield
+    except RequestError as error:
+        if count > 1 and error.param == "prompt":
+            error.param = f"prompt[{index}]"
+            error.args = (f"{error} ({error.param})",)
+        raise

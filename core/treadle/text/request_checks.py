@@ -14,7 +14,7 @@ from treadle.api.step_types import EngineInfo
 from treadle.errors import ContextLengthError, RequestError
 from treadle.processes.failure import printable
 
-__all__ = ("check_json", "check_prompt", "check_request", "with_schema_text")
+__all__ = ("check_json", "check_prompt", "check_request", "too_long", "with_schema_text")
 
 MAX_JSON_DEPTH, MAX_JSON_VALUES = 64, 100_000
 
@@ -56,12 +56,20 @@ def check_prompt(prompt_ids: Sequence[int], info: EngineInfo) -> None:
         raise RequestError("the prompt is empty; it needs at least one token", param="prompt")
     _check_ids("prompt", prompt_ids, info.vocab_size)
     if len(prompt_ids) >= info.max_model_len:
-        raise ContextLengthError(
-            f"the prompt has {len(prompt_ids)} tokens; with at least one output token the context "
-            f"of {info.max_model_len} tokens allows {info.max_model_len - 1}: shorten the prompt "
-            "or pass truncate_prompt_tokens",
-            param="prompt",
-        )
+        raise too_long(f"the prompt has {len(prompt_ids)} tokens", info, "prompt")
+
+
+def too_long(length: str, info: EngineInfo, param: str) -> ContextLengthError:
+    """Return the error for a prompt beyond the context. ``length`` says how long it is.
+
+    Clients that shorten and try again know it by the words of OpenAI's API.
+    """
+    return ContextLengthError(
+        f"This model's maximum context length is {info.max_model_len} tokens. However, {length}, and "
+        "the output needs at least one. Please reduce the length of the messages or of the prompt, or "
+        "pass truncate_prompt_tokens.",
+        param=param,
+    )
 
 
 def check_json(name: str, value: object) -> None:

@@ -136,7 +136,7 @@ def test_the_context_ends_a_sequence(engine: Any, checkpoint: Any) -> None:
         ([2**70], {}, "prompt", "ids are 0 to 319"),
         ([True], {}, "prompt", "True, which is not a token id"),
         (["a"], {}, "prompt", "'a', which is not a token id"),
-        (list(range(300)), {}, "prompt", "300 tokens; with at least one output token"),
+        (list(range(300)), {}, "prompt", "However, the prompt has 300 tokens"),
         ([1], {"stop_token_ids": [999]}, "stop_token_ids", "999"),
         ([1], {"logit_bias": {320: 1.0}}, "logit_bias", "320"),
         ([1], {"allowed_token_ids": [4, 5000]}, "allowed_token_ids", "5000"),

@@ -117,6 +117,16 @@ def test_parameters_for_each_prompt(llm: LLM, capsys: pytest.CaptureFixture[str]
     assert llm.generate(PROMPTS[:2], GREEDY, priority=[0, 0], use_tqdm=False)
 
 
+def test_an_error_about_one_of_several_prompts_has_its_index(llm: LLM) -> None:
+    for run in llm.generate, llm.stream:
+        with pytest.raises(RequestError, match=r"maximum context length.*prompt\[1\]") as exc_info:
+            run([[5], [6] * 10_000])
+        assert exc_info.value.param == "prompt[1]"
+        with pytest.raises(RequestError) as exc_info:
+            run([6] * 10_000)
+        assert exc_info.value.param == "prompt"
+
+
 @pytest.mark.parametrize("bad", ["", [10**6], [1] * 300, {"promt": "x"}, None])
 def test_one_wrong_prompt_and_nothing_runs(llm: LLM, bad: Any) -> None:
     steps = llm.stats.num_steps
@@ -128,7 +138,7 @@ def test_one_wrong_prompt_and_nothing_runs(llm: LLM, bad: Any) -> None:
 
 
 def test_a_long_prompt_says_both_numbers(llm: LLM) -> None:
-    with pytest.raises(ContextLengthError, match=r"300 tokens.* 256 tokens"):
+    with pytest.raises(ContextLengthError, match=r"256 tokens.* 300 tokens"):
         llm.generate([[1] * 300], GREEDY)
     cut = llm.generate([[1] * 300], GREEDY.replace(truncate_prompt_tokens=7), use_tqdm=False)
     assert cut[0].prompt_token_ids == [1] * 7
