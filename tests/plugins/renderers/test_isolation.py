@@ -15,7 +15,8 @@ from test_jinja import CONVERSATIONS, TOOL, open_tokenizer
 from treadle_jinja.isolation import TemplateProcesses
 from treadle_jinja.renderer import open_renderer
 
-from treadle.errors import CheckpointError, RequestError
+from treadle.errors import CheckpointError, OutOfMemoryError, RequestError
+from treadle_server.errors import error_of
 
 
 @pytest.fixture
@@ -78,6 +79,25 @@ def test_a_killed_child_is_replaced(process: TemplateProcesses) -> None:
     assert process.render("x", {}) == "x" and process.pids != [first]
 
 
+def test_a_child_that_others_kill_again_is_not_the_clients_fault(
+    process: TemplateProcesses,
+) -> None:
+    process._seconds = 60.0
+    killed: set[int] = set()
+    with ThreadPoolExecutor(1) as pool:
+        slow = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+        rendering = pool.submit(process.render, slow, {})
+        while not rendering.done():
+            (pid,) = process.pids
+            if pid is not None and pid not in killed:
+                killed.add(pid)
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+    assert isinstance(rendering.exception(), OutOfMemoryError) and len(killed) == 2
+    assert error_of(rendering.exception()).status == 503
+    assert process.render("x", {}) == "x"
+
+
 def test_closing_leaves_no_process() -> None:
     child = TemplateProcesses()
     child.start()
@@ -107,5 +127,5 @@ def test_a_slow_template_does_not_hold_up_others() -> None:
             assert not slow.done() and len(processes.pids) == 2
         finally:
             processes.close()
-        with pytest.raises(RequestError):
+        with pytest.raises(OutOfMemoryError):  # it was killed, and its client is not to blame
             slow.result()

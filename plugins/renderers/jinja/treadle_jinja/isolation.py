@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treadle.api.isolation import IsolatedProcess, limit_cpu, limit_memory, serve_requests
-from treadle.errors import CheckpointError, RequestError
+from treadle.api.isolation import (
+    IsolatedProcess,
+    ProcessExit,
+    limit_cpu,
+    limit_memory,
+    serve_requests,
+)
+from treadle.errors import CheckpointError, OutOfMemoryError, RequestError
 
 if TYPE_CHECKING:
     from treadle_jinja.template import ChatTemplate
@@ -69,8 +75,9 @@ class TemplateProcesses:
         return [process.pid for process in self._processes]
 
     def render(self, source: str, variables: Mapping[str, Any]) -> str:
-        """Raises ``RequestError``, also for a template that takes too long or too much, and
-        ``CheckpointError`` for one that cannot be compiled."""
+        """Raises ``RequestError``, also for a template that takes too long or too much,
+        ``CheckpointError`` for one that cannot be compiled, and ``OutOfMemoryError`` if the child was
+        killed by others."""
         ask = msgspec.msgpack.encode(_RenderRequest(source, dict(variables)))
         process = self._take()
         try:
@@ -82,6 +89,11 @@ class TemplateProcesses:
                 param="messages",
             ) from None
         except OSError as error:
+            if not isinstance(error, ProcessExit) or error.was_killed:
+                raise OutOfMemoryError(
+                    f"the process that renders chat templates is gone, perhaps because this machine has "
+                    f"too little memory ({error}); try again later"
+                ) from error
             raise RequestError(
                 f"the chat template broke its process, whose memory is limited to "
                 f"{MEMORY >> 20} MiB; send less, or use another template",
