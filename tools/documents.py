@@ -86,6 +86,7 @@ STRUCTURED_OUTPUTS = {
     "whitespace_pattern": "Regular expression of the blanks allowed in JSON.",
     "backend": "The `structured_output` plugin to use; default: the first of the option `structured_output_backends` that can.",
     "reasoning": "The reasoning parser whose reasoning comes before the output that must match.",
+    "may_open_reasoning": "Whether the model may begin that reasoning itself; if not, only the prompt can have begun it.",
 }
 
 

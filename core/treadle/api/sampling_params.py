@@ -51,6 +51,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     backend: str | None = None
     reasoning: str | None = None
     """Reasoning parser of the reasoning that precedes the constrained output."""
+    may_open_reasoning: bool = True
+    """Whether the model may begin that reasoning itself. If not, only the prompt can have begun it."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

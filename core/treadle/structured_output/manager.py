@@ -98,7 +98,9 @@ class StructuredOutputManager:
             matcher = compiled.result().grammar.matcher()
             is_reasoning = opener = None
             if params.reasoning is not None:
-                is_reasoning, opener = self._reasoning_gate(params.reasoning, request.prompt_ids)
+                is_reasoning, opener = self._reasoning_gate(
+                    params.reasoning, request.prompt_ids, params.may_open_reasoning
+                )
             return StructuredOutputState(
                 matcher,
                 is_reasoning,
@@ -119,15 +121,15 @@ class StructuredOutputManager:
         return ready
 
     def _reasoning_gate(
-        self, parser: str, prompt_ids: Sequence[int]
+        self, parser: str, prompt_ids: Sequence[int], may_open: bool
     ) -> tuple[Callable[[int], bool] | None, int | None]:
         """Return ``(is_reasoning, opener)`` for ``StructuredOutputState``.
 
         ``is_reasoning(token)`` consumes a generated token and returns whether the reasoning
         continues. ``opener`` is the token that starts it, ``None`` if the prompt has started it.
-        ``(None, None)``: the grammar applies from the first token, because there is no reasoning or
-        the text that opens it is more than one token. Both raise ``PluginLoadError`` if the parser
-        fails.
+        ``(None, None)``: the grammar applies from the first token, because the prompt has started no
+        reasoning, and the model may not (``may_open``), or the text that opens it is more than one
+        token. Both raise ``PluginLoadError`` if the parser fails.
         """
         tokenizer = self._compilers.tokenizer
         prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False)
@@ -136,7 +138,9 @@ class StructuredOutputManager:
         )
         opener: int | None = None
         if not reasoning.in_reasoning:
-            tag = reasoning.opening_tag if isinstance(reasoning, SupportsReasoningOpener) else None
+            tag = None
+            if may_open and isinstance(reasoning, SupportsReasoningOpener):
+                tag = reasoning.opening_tag
             ids = tokenizer.encode(tag, add_special_tokens=False) if tag else []
             if len(ids) != 1:
                 return None, None

@@ -28,9 +28,19 @@ if TYPE_CHECKING:
     from treadle.text.parser_plugins import ParserPlugins
     from treadle.text.text_pool import TextPool
 
-__all__ = ("ChatOutputParser", "ChatProcessor", "Conversation", "PreparedChat", "run_inline")
+__all__ = (
+    "THINKING_SWITCHES",
+    "ChatOutputParser",
+    "ChatProcessor",
+    "Conversation",
+    "PreparedChat",
+    "run_inline",
+)
 
 T = TypeVar("T")
+
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""The template arguments that switch thinking on and off; a template ignores those of others."""
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +60,12 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: Mapping[str, Any] | None = None
     structured_output_backend: str | None = None
     client: str = ""
+
+    @property
+    def asks_for_reasoning(self) -> bool:
+        """Whether the arguments of the template switch thinking on."""
+        arguments = self.chat_template_kwargs or {}
+        return any(arguments.get(name) for name in THINKING_SWITCHES)
 
     @property
     def num_chars(self) -> int:
@@ -147,10 +163,13 @@ class ChatProcessor:
         constraint: StructuredOutputsParams | None = changes.get(
             "structured_outputs", params.structured_outputs
         )
-        # A constraint begins where the reasoning ends, if the prompt or the model opens one.
+        # A constraint begins where the reasoning ends, if the prompt opens one, or the model where it
+        # was asked to think.
         if constraint is not None and constraint.reasoning is None:
             changes["structured_outputs"] = msgspec.structs.replace(
-                constraint, reasoning=parser_plugins.reasoning_parser
+                constraint,
+                reasoning=parser_plugins.reasoning_parser,
+                may_open_reasoning=chat.asks_for_reasoning,
             )
         return PreparedChat(
             prompt=await self.render(

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from treadle.errors import RequestError
+from treadle.text.chat import THINKING_SWITCHES
 from treadle_server.wire.chat import ChatRequest
 
 __all__ = ("hides_reasoning", "thinking_arguments")
-
-SWITCHES = ("enable_thinking", "thinking")
-"""The template arguments that switch thinking on and off; a template ignores those of others."""
 
 
 def thinking_arguments(request: ChatRequest) -> dict[str, Any]:
@@ -33,7 +31,7 @@ def thinking_arguments(request: ChatRequest) -> dict[str, Any]:
         )
     arguments: dict[str, Any] = {}
     if is_on:
-        arguments = dict.fromkeys(SWITCHES, next(iter(is_on.values())))
+        arguments = dict.fromkeys(THINKING_SWITCHES, next(iter(is_on.values())))
     if effort is not None:
         arguments["reasoning_effort"] = effort
     if (budget := budget_of(request)) is not None:

@@ -133,6 +133,17 @@ def test_several_conversations_and_outputs(llm: LLM) -> None:
     assert len({call.id for completion in first for call in completion.tool_calls}) == 2
 
 
+def test_a_constraint_makes_no_model_think_that_was_not_asked_to(llm: LLM) -> None:
+    """However likely the model finds it: the first token is one of the grammar's."""
+    (opener,) = llm.get_tokenizer().encode("<think>", add_special_tokens=False)
+    params = GREEDY.replace(
+        structured_outputs=StructuredOutputsParams(regex="[0-9]{2}"), logit_bias={opener: 100.0}
+    )
+    output = complete_chat(llm, SUM, params)
+    assert output.reasoning is None and output.content.isdigit()
+    assert complete_chat(llm, SUM, params, **THINK).reasoning is not None
+
+
 @pytest.mark.parametrize(
     ("messages", "options"), [(WEATHER, {"tools": TOOLS}), (SUM, THINK), (WEATHER, {})]
 )
