@@ -93,7 +93,10 @@ class AsyncLLM:
         """
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
-        await asyncio.shield(self._starting)
+        await asyncio.wait((self._starting,))
+        if self._starting.cancelled():  # which must not look as if the caller had been cancelled
+            raise EngineDeadError("the engine was shut down while it was starting")
+        self._starting.result()
         return self
 
     async def _start(self) -> None:

@@ -360,6 +360,25 @@ async def test_a_cancelled_start_leaves_no_process(folder: Path) -> None:
     assert pid is not None and gone(pid)
 
 
+async def test_a_shutdown_during_the_start_is_told_to_all_who_wait_for_it(folder: Path) -> None:
+    """Nobody has cancelled them: a ``CancelledError`` would end their tasks without a word."""
+    engine = AsyncLLM(str(folder), entry=ENTRY, served_model_name=["slow"])
+    waiting = [
+        asyncio.create_task(engine.start()),
+        asyncio.create_task(engine.prepare("Hello")),
+        asyncio.create_task(anext(engine.generate("Hello"))),
+    ]
+    while engine._client.pid is None:
+        await asyncio.sleep(0.01)
+    await engine.shutdown()
+    for task in waiting:
+        with pytest.raises(EngineDeadError, match="shut down while it was starting"):
+            await task
+    with pytest.raises(EngineDeadError, match="shut down while it was starting"):
+        await engine.start()
+    assert gone(engine._client.pid)
+
+
 async def test_before_the_start(folder: Path) -> None:
     engine = AsyncLLM(str(folder), entry=ENTRY)
     for call in (
