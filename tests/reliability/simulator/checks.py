@@ -1,0 +1,50 @@
+"""What holds once all clients are done: nothing of them is left anywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulator.device import SimulatedExecutor
+from simulator.process import EngineProcess
+from simulator.world import World
+from treadle.api.stats import EngineStats
+from treadle.engine.core import EngineCore
+
+__all__ = ("check_frontend", "check_quiet", "check_shut")
+
+
+def check_frontend(world: World, llm: Any) -> None:
+    client, ready = llm._client, llm._ready
+    left = {
+        "streams": llm._streams,
+        "sequences": llm._sequences,
+        "pings": {} if llm.alive else client._pings,
+        "requests": [] if ready is None else ready.outputs._requests,
+        "outputs": [] if ready is None else ready.outputs._sequences,
+        "unsent": client._requests_to_add + client._ids_to_abort,
+        "texts": [*llm.texts._pending, *llm.texts._running],
+    }
+    for name, value in left.items():
+        if value:
+            world.fail(f"all clients are done, but the frontend has {name}: {value}")
+
+
+def check_quiet(world: World, core: EngineCore | None, stats: EngineStats) -> None:
+    """For an engine that lives, and has had the time to hear of all aborts."""
+    assert core is not None
+    if stats.num_running or stats.num_waiting or stats.num_used_pages or stats.num_grammars_waiting:
+        world.fail(f"all clients are done, but the engine has {stats}")
+    if core.has_work or core._waiting_for_grammar or core.scheduler.running:
+        world.fail("all clients are done, but the engine has work")
+    for job in core._structured_output.queue.jobs.values():
+        if not job.done():
+            world.fail(f"all clients are done, but {job.spec.source!r} is being compiled")
+
+
+def check_shut(
+    world: World, process: EngineProcess | None, executor: SimulatedExecutor | None
+) -> None:
+    if process is not None and process.poll() is None:
+        world.fail("the engine process has outlived its client")
+    if executor is not None and not executor.num_shutdowns:
+        world.fail("the executor was not shut down")
