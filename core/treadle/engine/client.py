@@ -111,9 +111,7 @@ class EngineClient(asyncio.Protocol):
                 self._send(StopEngine())
             self._transport.close()
         child = self._child
-        if child is None:
-            return
-        if not await _exited(child, seconds):
+        if child is not None and not await _exited(child, seconds):
             if seconds:
                 log.warning("the engine process %d did not end; killing it", child.pid)
             with contextlib.suppress(ProcessLookupError):

@@ -92,6 +92,8 @@ class AsyncLLM:
         Raises what the engine raised: ``CheckpointError``, ``ConfigError``, ``OutOfMemoryError`` …
         """
         if self._starting is None:
+            if self._client.fatal_error is not None:
+                raise EngineDeadError("the engine was shut down before it was started")
             self._starting = asyncio.create_task(self._start())
         await asyncio.wait((self._starting,))
         if self._starting.cancelled():  # which must not look as if the caller had been cancelled

@@ -379,6 +379,23 @@ async def test_a_shutdown_during_the_start_is_told_to_all_who_wait_for_it(folder
     assert gone(engine._client.pid)
 
 
+async def test_what_is_shut_down_is_not_started_by_a_late_request(folder: Path) -> None:
+    """Nobody would end that process."""
+    engine = AsyncLLM(str(folder), entry=ENTRY)
+    await engine.shutdown()
+    for late in (
+        engine.start(),
+        engine.prepare("Hello"),
+        anext(engine.generate("Hello")),
+        anext(engine.chat([{"role": "user", "content": "Hello"}])),
+        engine.render([{"role": "user", "content": "Hello"}]),
+        engine.health(),
+    ):
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await late
+    assert engine._client.pid is None
+
+
 async def test_before_the_start(folder: Path) -> None:
     engine = AsyncLLM(str(folder), entry=ENTRY)
     for call in (
