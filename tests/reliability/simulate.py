@@ -8,6 +8,7 @@ python tests/reliability/simulate.py --bugs
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 import zlib
 from collections.abc import Iterable
@@ -93,6 +94,7 @@ def main() -> None:
         "--bugs", nargs="*", choices=[*BUGS, []], metavar="BUG", help="plant these, or all"
     )
     arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the engine would take Control-C for its own end
     start = time.time()
     if arguments.replay is not None:
         print(*replay(arguments.replay), sep="\n")

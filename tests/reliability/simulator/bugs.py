@@ -148,6 +148,9 @@ BUGS = {
     "a shutdown during the start cancels the callers": Bug(
         f"{ASYNC}.start", "await asyncio.wait((self._starting,))", "await asyncio.shield(self._starting)"
     ),
+    "a late request starts what was shut down": Bug(
+        f"{ASYNC}.start", "self._client.fatal_error is not None", "False"
+    ),
     "a slow reader loses deltas": Bug(
         "treadle.entrypoints.output_stream:OutputStream.put",
         "merge_deltas(waiting, output) if waiting is not None and self._delta else output", "output",

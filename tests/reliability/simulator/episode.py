@@ -54,6 +54,7 @@ class Episode:
         self.num_engine_steps = 0
         self.is_engine_lost = False
         self.is_shut = False
+        self.shutdown: asyncio.Task[None] | None = None
         self.lost_at: float | None = None
         self.core: CheckedCore | None = None
         self.executor: SimulatedExecutor | None = None
@@ -197,6 +198,9 @@ class Episode:
         if not self.is_engine_lost and not self.is_shut and self.llm.alive:
             await asyncio.sleep(60.0)
             check_quiet(world, self.core, await self.llm.stats(PATIENCE))
+        if self.shutdown is not None:  # what is shut down stays so, whatever is asked of it later
+            await self.shutdown
+            check_shut(world, self.process, self.executor)
         monitor.cancel()
         await asyncio.gather(monitor, return_exceptions=True)
         self.is_shut = True
@@ -225,6 +229,9 @@ class Episode:
 
     def _inject(self) -> None:
         fault, process = self.setup.fault, self.process
+        if fault == "shutdown":
+            self._shut_down()
+            return
         if process is None or process.poll() is not None:
             return
         if self.core is None and fault != "start_kill":
@@ -244,9 +251,12 @@ class Episode:
             self.executor.is_worker_dead = True
         elif fault == "hang":
             self.setup.is_hanging = True
-        elif fault == "shutdown":
-            self.is_shut = True
-            self._shutdown = self.loop.create_task(self.llm.shutdown())
+
+    def _shut_down(self) -> None:
+        """At any time, even during or before the start."""
+        self.world.log("shutdown")
+        self.is_engine_lost = self.is_shut = True
+        self.shutdown = self.loop.create_task(self.llm.shutdown())
 
     async def _monitor(self) -> None:
         """What a server does: ask the engine again and again, and end what hangs."""
@@ -262,8 +272,7 @@ class Episode:
                 if "hangs" in str(error):
                     if not self.setup.is_hanging:
                         self.world.fail("the engine is said to hang")
-                    self.is_shut = True
-                    await self.llm.shutdown()
+                    self._shut_down()
             else:
                 if stats.integrity_faults:
                     self.world.fail("the engine has found faults of integrity")
