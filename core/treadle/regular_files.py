@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
-__all__ = ("check_regular", "read_regular")
+__all__ = ("SourceLoader", "check_regular", "read_regular")
 
 TYPE_NAMES = {
     stat.S_IFIFO: "a named pipe",
@@ -40,3 +42,10 @@ def read_regular(path: Path, max_bytes: int = 2**20) -> bytes:
     with os.fdopen(file, "rb") as stream:
         check_regular(file, max_bytes)
         return stream.read(max_bytes)
+
+
+class SourceLoader(SourceFileLoader):
+    """Compiles a regular file. Kept bytecode may be that of an older one with the same size and time."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(read_regular(Path(self.path)), self.path)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ import msgspec
 from treadle.errors import ConfigError
 from treadle.plugins.entries import Entry
 from treadle.plugins.kinds import check_known, installed_kinds
-from treadle.regular_files import read_regular
+from treadle.regular_files import SourceLoader, read_regular
 
 __all__ = ("import_file", "local_entries", "module_name")
 
@@ -84,13 +83,11 @@ def import_file(name: str, file: str) -> ModuleType:
     """Run a local file once, as the module ``name``, and return the module."""
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is not a Python file (its name must end in .py)")
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(name)
+    module.__file__ = file
     sys.modules[name] = module  # Structs and dataclasses look their module up while it runs
     try:
-        spec.loader.exec_module(module)
+        SourceLoader(name, file).exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
