@@ -119,19 +119,24 @@ class Scheduler:
 
     def _schedule_rows(self, step: InFlightStep) -> None:
         budget = self.config.max_num_batched_tokens
-        budget -= self._schedule_decodes(step, budget)
+        budget -= self._schedule_decodes(step)
         for sequence in self.running:
             if budget and not sequence.last_on_device:
                 budget -= self._schedule_prefill_chunk(step, sequence, budget)
         if budget:
             self._admit(step, budget)
 
-    def _schedule_decodes(self, step: InFlightStep, budget: int) -> int:
+    def _schedule_decodes(self, step: InFlightStep) -> int:
+        """Schedule the next token of all sequences that generate; return their number.
+
+        They are never more than a step may have tokens: one begins to generate with a chunk, which
+        takes only what those before it have left.
+        """
         page_size = self.cache.page_size
         while True:
             ready = [
                 s for s in self.running if s.last_on_device and s.num_tokens < s.max_num_tokens
-            ][:budget]
+            ]
             # Tables have no spare page, so that a token needs one if those before it fill theirs.
             growing = [s for s in ready if s.num_computed_tokens % page_size == 0]
             if len(growing) <= self.cache.available:
