@@ -94,18 +94,25 @@ def expected(checkpoint: Callable[..., Path]) -> Callable[[str], dict[str, Any]]
 
 
 def transformers_greedy(folder: Path) -> dict[str, Any]:
+    return {name: greedy(folder, prompt, NEW) for name, prompt in prompts().items()}
+
+
+def greedy(folder: Path, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+    """transformers' greedy continuation, and the log probabilities of all positions."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    results = {}
-    for name, prompt in prompts().items():
-        with torch.inference_mode():
-            ids = model.generate(
-                torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, eos_token_id=None
-            )
-            logprobs = model(ids).logits[0].log_softmax(-1)
-        results[name] = (ids[0, len(prompt) :].tolist(), logprobs)
-    return results
+    with torch.inference_mode():
+        input_ids = torch.tensor([prompt])
+        ids = model.generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),  # else it takes the pad token for padding
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        logprobs = model(ids).logits[0].log_softmax(-1)
+    return ids[0, len(prompt) :].tolist(), logprobs
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -151,6 +158,20 @@ def test_greedy_equals_transformers(
         assert driven.core.stats.num_preemptions > 0
     if variant == "default":
         assert driven.core.stats.prefix_cache_hits == 0  # all arrived at once
+
+
+def test_positions_beyond_4096(engine: Any, checkpoint: Any) -> None:
+    folder = checkpoint("LlamaForCausalLM", max_position_embeddings=8192)
+    rng = random.Random(3)
+    prompt = [rng.randrange(VOCAB) for _ in range(4200)]
+    tokens, logprobs = greedy(folder, prompt, 4)
+    driven = engine(folder, num_pages=300, page_size=16, max_num_batched_tokens=1500)
+    driven.add("long", prompt, max_tokens=4, ignore_eos=True, logprobs=2)
+    driven.run()
+    assert driven.tokens["long"] == tokens
+    for i, entry in enumerate(driven.logprobs["long"]):
+        exact = logprobs[len(prompt) + i - 1][torch.tensor(entry.ids)]
+        assert torch.allclose(exact, torch.tensor(entry.logprobs), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "phi3"])

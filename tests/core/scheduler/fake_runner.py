@@ -57,6 +57,7 @@ class FakeRunner:
             self.salts.pop(slot, None)
             self.prompts.pop(slot, None)
         for start in scheduler_output.new_sequences:
+            assert start.slot not in self.salts, "the slot of another sequence"
             self.salts[start.slot] = start.params.cache_salt
             if start.params.prompt_logprobs and len(start.token_ids) == start.num_prompt_tokens:
                 self.prompts[start.slot] = start.num_prompt_tokens

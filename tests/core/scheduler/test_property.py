@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings
 
@@ -22,6 +23,7 @@ from treadle.api.step_types import EngineInfo, KVCacheGroup
 from treadle.cache import KVCacheManager
 from treadle.config import SchedulerConfig
 from treadle.scheduler.policies import FirstCome, Priority
+from treadle.scheduler.queue import WaitingQueue
 from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.sequence import SequenceState
 
@@ -135,6 +137,7 @@ class Driver:
             assert len(scheduler_output.slots) <= self.scenario.max_seqs
             decodes = scheduler_output.num_computed_tokens[: scheduler_output.num_decodes]
             assert decodes == sorted(decodes, reverse=True)  # the longest row first
+            assert all(s.num_tokens <= s.max_num_tokens for s in self.scheduler.running)
             self.runner.execute_model(scheduler_output)
         if self.scheduler.in_flight > (self.scenario.depth if scheduler_output is not None else 0):
             for output in self.scheduler.update_from_output(self.runner.get_output()):
@@ -152,6 +155,32 @@ class Driver:
             self.finished[output.id] = "length"
             assert self.got[output.id] == self.expected[output.id]
             self.longest_wait = max(self.longest_wait, self.now - self.born[output.id])
+
+
+def test_sequences_with_equal_keys_wait_in_the_order_of_their_arrival() -> None:
+    driver, queue = Driver(next(iter(SCENARIOS.values())), seed=1), WaitingQueue()
+    while len(driver.scheduler.sequences) < 5:
+        driver.arrive()
+    for sequence in driver.scheduler.sequences.values():
+        sequence.sort_key = (0.0,)
+        queue.push(sequence)
+    assert [queue.pop().id for _ in range(len(queue))] == list(driver.scheduler.sequences)
+
+
+def test_an_invalid_row_of_an_aborted_sequence_is_ignored() -> None:
+    driver = Driver(next(iter(SCENARIOS.values())), seed=1)
+    driver.arrive()
+    while (step := driver.scheduler.schedule()) is not None and not any(step.needs_sampling):
+        driver.runner.execute_model(step)
+        driver.scheduler.update_from_output(driver.runner.get_output())
+    assert step is not None
+    driver.runner.execute_model(step)
+    for name in list(driver.scheduler.sequences):
+        driver.scheduler.abort(name)
+    result = driver.runner.get_output()
+    rows = list(range(len(result.sampled_token_ids)))
+    result = msgspec.structs.replace(result, invalid_rows=rows)
+    assert rows and driver.scheduler.update_from_output(result) == []
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -246,6 +246,14 @@ def test_tokens_of_the_same_step_behind_a_stop_string_are_dropped() -> None:
     )
 
 
+def test_a_stop_string_counts_from_the_token_behind_min_tokens_on() -> None:
+    bench = Bench()
+    bench.add(stop="c", min_tokens=2)
+    bench.step([encode("a")[0], encode("c")[0], encode("b")[0], encode("c")[0]])
+    (output,) = bench.outputs[-1].outputs
+    assert (output.text, output.stop_reason) == ("acb", "c")
+
+
 def test_min_tokens_delays_stop_strings() -> None:
     bench = Bench()
     bench.add(stop="a", min_tokens=3, output_kind="delta")
