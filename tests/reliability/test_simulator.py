@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +28,12 @@ def test_a_seed_names_its_events() -> None:
     again = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert first == again != other
     assert first.count("\n") > 100
+
+
+def test_the_shell_that_started_a_run_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = itertools.count(1)
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    assert run(3000, seed=0).violations == []
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -132,6 +133,8 @@ class Episode:
                 stack.enter_context(patch(name, value))
             for clock in ("monotonic", "perf_counter"):
                 stack.enter_context(patch.object(time, clock, lambda: world.now))
+            # The engine ends with its parent, which this process may lose at any time.
+            stack.enter_context(patch.object(os, "getppid", lambda: 1))
             stack.enter_context(patch.object(logging, "basicConfig", lambda **_: None))
             stack.enter_context(self.loop.installed())
             logging.disable(logging.CRITICAL)
