@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 
 from litestar import Litestar
+from litestar.routes import HTTPRoute
 from litestar.types import Receive, Scope, Send
 
 from treadle_server.plugin_faults import PluginFaults
@@ -18,8 +20,20 @@ SHUTDOWN_TIMEOUT = 10.0
 """Time limit of all shutdown hooks together, in seconds."""
 
 
+def _public_paths(app: Litestar) -> Iterator[str]:
+    """Yield the paths without parameters whose handlers all say ``opt={"public": True}``."""
+    for route in app.routes:
+        if isinstance(route, HTTPRoute) and not route.path_parameters:
+            # litestar answers OPTIONS itself, from the other handlers
+            handlers = [h for h in route.route_handlers if h.http_methods != {"OPTIONS"}]
+            if handlers and all(handler.opt.get("public") is True for handler in handlers):
+                yield route.path
+
+
 class AppInstance:
     """One built application.
+
+    ``public_paths`` need no API key and are answered while the server drains.
 
     Its lifespan is a separate task, because a lifespan manager must close its resources in the task
     that opened them.
@@ -27,6 +41,7 @@ class AppInstance:
 
     def __init__(self, app: Litestar, faults: PluginFaults) -> None:
         self.app, self.faults = app, faults
+        self.public_paths = frozenset(_public_paths(app))
         self._running = 0
         self._is_retired = False
         self._stop_event = asyncio.Event()

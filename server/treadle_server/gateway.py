@@ -1,8 +1,8 @@
 """The outermost ASGI middleware: API keys, host names, origins, request ids and counting.
 
 It wraps litestar, so it sees every scope, including those of plugins' routes and of paths that do
-not exist. Its decisions never use a path prefix or a rebuilt URL: every path other than exactly a
-liveness path needs a key.
+not exist. Its decisions never use a path prefix or a rebuilt URL: every path needs a key, other than
+exactly those of handlers that say ``opt={"public": True}``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from treadle_server.messages.errors import error_body, is_messages_path
 
 __all__ = ("GatewayMiddleware",)
 
-PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready"})
-"""Paths that need no key and are answered while the server drains."""
 STOPPED = APIError(
     503, "the server was stopped before this request was complete", code="server_stopped"
 )
@@ -125,7 +123,7 @@ class GatewayMiddleware:
 
     def _refusal(self, scope: Scope, headers: Headers, path: str) -> APIError | None:
         refusal = _header_error(scope, headers) or self._origin_error(headers)
-        if refusal is not None or path in PUBLIC_PATHS:
+        if refusal is not None or path in self._context.app_instance.public_paths:
             return refusal
         if not self._preflight(scope, headers) and not self._is_authorized(headers):
             return APIError(

@@ -24,7 +24,8 @@ class ServerHooks:
         """Edit the application before it is built: routes, middleware, guards, lifespan.
 
         ``app.state.context`` is the ``treadle_server.context.ServerContext`` of this server. Routes added
-        here are behind the API key like all others. Called again, beside what is served, when a
+        here are behind the API key, unless their handlers say ``opt={"public": True}`` and their path has
+        no parameters: that is for files and states that are the same for everybody. Called again, beside what is served, when a
         server plugin is reloaded: what it opens belongs into a lifespan manager. Import litestar
         inside the body.
         """

@@ -54,6 +54,27 @@ async def test_a_plugin_adds_routes_behind_the_key(tmp_path: Path) -> None:
     assert boom.json()["error"]["code"] == "plugin_failed"
 
 
+async def test_a_public_route_needs_no_key_unless_it_has_parameters(tmp_path: Path) -> None:
+    source = PLUGIN.replace(
+        '@get("/hello")', '@get(["/hello", "/of/{name:str}"], opt={"public": True})'
+    )
+    async with serving(ScriptedEngine(plugins=host_of(tmp_path, source)), api_key=["k"]) as server:
+        ask = server.client.get
+        statuses = {
+            p: (await ask(p)).status_code for p in ("/hello", "/of/x", "/hello/", "/hello/x")
+        }
+        server.context.draining = True
+        assert (await ask("/hello")).status_code == 200
+    assert statuses == {"/hello": 200, "/of/x": 401, "/hello/": 401, "/hello/x": 401}
+
+
+async def test_one_private_handler_makes_a_path_private(tmp_path: Path) -> None:
+    source = PLUGIN.replace('@get("/hello")', '@get("/hello", opt={"public": True})')
+    source = source.replace('@get("/boom")', 'from litestar import post\n    @post("/hello")')
+    async with serving(ScriptedEngine(plugins=host_of(tmp_path, source)), api_key=["k"]) as server:
+        assert (await server.client.get("/hello")).status_code == 401
+
+
 async def test_the_servers_own_routes_come_through_the_hook_and_can_be_disabled() -> None:
     async with serving() as server:
         assert (await server.post("/tokenize", {"prompt": "a"})).status_code == 200

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
-from litestar import MediaType, get, route
+from litestar import MediaType, Request, Response, get, route
 from litestar.handlers import HTTPRouteHandler
 
 import treadle
@@ -11,6 +13,11 @@ from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
 
 __all__ = ("handlers",)
+
+
+PUBLIC = {"public": True}
+PAGE = "/ui"
+"""Where a plugin may serve a page for people."""
 
 
 class Status(msgspec.Struct):
@@ -27,6 +34,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         ["/health", "/ping"],
         http_method=["GET", "HEAD", "POST"],
         status_code=200,
+        opt=PUBLIC,
         summary="Tell whether the engine is alive",
     )
     async def health() -> Status:
@@ -37,6 +45,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         "/ready",
         http_method=["GET", "HEAD"],
         status_code=200,
+        opt=PUBLIC,
         summary="Tell whether the server should get requests",
     )
     async def ready() -> Status:
@@ -53,13 +62,15 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         "/",
         http_method=["GET", "HEAD"],
         status_code=200,
+        opt=PUBLIC,
         media_type=MediaType.TEXT,
-        summary="Tell what this is",
+        summary="Tell what this is; send a browser to the page of a plugin, if there is one",
     )
-    async def root() -> str:
-        return (
-            f"treadle {treadle.__version__} serves {', '.join(context.names)}. "
-            "GET /openapi.json describes the API.\n"
-        )
+    async def root(request: Request[Any, Any, Any]) -> Response[str]:
+        has_page = PAGE in context.app_instance.public_paths
+        if has_page and "text/html" in request.headers.get("accept", ""):
+            location = (context.config.root_path or ".") + PAGE
+            return Response("", status_code=307, headers={"location": location})
+        return Response("This is treadle. GET /openapi.json describes the API.\n")
 
     return [health, ready, version, root]
