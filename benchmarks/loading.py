@@ -22,10 +22,10 @@ from torch import nn
 from treadle.api.checkpoints import files_in
 from treadle.api.files import ModelFiles
 from treadle.layers import SingleRankCommunicator
-from treadle.loading.build import build_model
-from treadle.loading.config import read_config
 from treadle.plugins import PluginManager
 from treadle.testing.attention_reference import ReferenceBackend
+from treadle_worker_kit.build import build_model
+from treadle_worker_kit.model_config import read_config
 
 SHARD = 4 << 30
 

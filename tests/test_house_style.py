@@ -27,8 +27,9 @@ ALLOWANCES: dict[str, frozenset[str]] = {
         {
             "treadle.config",
             "treadle.loading",
-            "treadle.loading.build",
-            "treadle.loading.config",
+            "treadle.loading.formats",
+            "treadle.loading.matching",
+            "treadle.loading.sizes",
             "treadle.plugins",
             "treadle.runner.attention",
             "treadle.runner.model_runner",
@@ -39,9 +40,13 @@ ALLOWANCES: dict[str, frozenset[str]] = {
         {"treadle.config", "treadle.processes.lifeline", "treadle.processes.spawn"}
     ),
     "treadle_executor_ray": frozenset({"treadle.config"}),
-    # What is installed is asked of metadata, and a context length is computed as the engine does.
-    "treadle_command_models": frozenset({"treadle.loading.config", "treadle.plugins"}),
+    # What is installed is asked of metadata.
+    "treadle_command_models": frozenset({"treadle.plugins"}),
 }
+
+# What the conformance suites of ``treadle.testing`` import beside the core: a model plugin is checked with
+# the loader that all executors use. Whoever can run a model has it.
+KITS_OF_SUITES = {"treadle_worker_kit"}
 
 # Modules that may read the environment beside treadle/config.py, relative to the root.
 ENVIRONMENT = {"core/treadle/config.py"}
@@ -265,23 +270,32 @@ def test_every_allowance_is_used() -> None:
 
 
 @pytest.mark.parametrize("name", ["treadle-core", "treadle-server", "treadle-cli"])
-def test_core_server_and_command_line_import_no_kit(name: str) -> None:
-    packages = {kit.package.name for kit in kits()}
+def test_core_server_and_command_line_import_no_plugin_and_no_undeclared_kit(name: str) -> None:
+    """The core depends on no kit; its conformance suites, which no part of it imports, use one."""
+    (member,) = (m for m in members() if m.name == name)
+    packages = {m.package.name for m in (*kits(), *plugins())}
+    packages -= {kit.package.name for kit in kits() if kit.name in member.dependencies}
 
     def check(path: Path) -> Iterator[str]:
+        is_suite = path.is_relative_to(ROOT / "core/treadle/testing")
         for line, module in imported(path):
-            if module.partition(".")[0] in packages:
+            package = module.partition(".")[0]
+            if package in packages - (KITS_OF_SUITES if is_suite else set()):
                 yield f"{line} imports {module}"
 
-    (member,) = (m for m in members() if m.name == name)
     assert offences(check, list(shipped(member))) == []
 
 
-def test_core_knows_neither_server_nor_plugins() -> None:
+def test_the_core_depends_on_no_other_member() -> None:
+    (core,) = (m for m in members() if m.name == "treadle-core")
+    assert core.dependencies & {member.name for member in members()} == set()
+
+
+def test_core_knows_neither_server_nor_command_line() -> None:
     def check(path: Path) -> Iterator[str]:
         for line, module in imported(path):
             top = module.partition(".")[0]
-            if top.startswith("treadle_") or top in ("litestar", "uvicorn", "typer"):
+            if top in ("treadle_server", "treadle_cli", "litestar", "uvicorn", "typer"):
                 yield f"{line} imports {module}"
 
     (core,) = (m for m in members() if m.name == "treadle-core")

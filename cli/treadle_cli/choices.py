@@ -29,9 +29,7 @@ from treadle.errors import PluginLoadError
 from treadle.layers import SingleRankCommunicator, device_info
 from treadle.layers.device import dtype_name, pick_device
 from treadle.layers.fusion import defer_all_reduce, kernel_sites
-from treadle.loading import fetch, parse_ref, read_config
-from treadle.loading.build import empty_model, find_method, find_model
-from treadle.loading.config import max_model_len, resolve_dtype, text_config
+from treadle.loading import fetch, parse_ref
 from treadle.loading.formats import DETECTED, has_weights
 from treadle.loading.matching import AUTO, Decision
 from treadle.plugins import PluginManager
@@ -40,6 +38,13 @@ from treadle.sampling.kernels import SAMPLER_OPS
 from treadle.structured_output.manager import preferred_order
 from treadle.text.assets import FrontendAssets, choose_renderer
 from treadle.text.parser_plugins import PARSER_KINDS, choose_parser
+from treadle_worker_kit.build import empty_model, find_method, find_model
+from treadle_worker_kit.model_config import (
+    max_model_len,
+    read_config,
+    resolve_dtype,
+    text_config,
+)
 
 __all__ = ("ConfigChoice", "explain", "matched_choice")
 

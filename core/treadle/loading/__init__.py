@@ -1,10 +1,10 @@
-"""Finding checkpoints, reading their configuration, and loading their weights.
+"""Finding a checkpoint: where its files are, what it claims, and which plugins are made for it.
 
-What needs torch is in the modules ``build`` and ``weights``; importing this package does not.
+Reading its tensors belongs to executors. Nothing here imports torch or transformers.
 """
 
-from treadle.loading.config import read_config
+from treadle.loading.config import config_json
 from treadle.loading.formats import fetch
 from treadle.loading.sources import parse_ref
 
-__all__ = ("fetch", "parse_ref", "read_config")
+__all__ = ("config_json", "fetch", "parse_ref")

@@ -1,80 +1,21 @@
-"""A checkpoint's configuration: dtype, maximum length, EOS ids.
-
-Code in a checkpoint is never run: ``auto_map`` is ignored.
-"""
+"""``config.json`` with the user's overrides."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from treadle.api.cache import DeviceInfo
-from treadle.api.checkpoints import read_json
 from treadle.api.files import ModelFiles
-from treadle.errors import CheckpointError, ConfigError
-from treadle.loading.plain_config import PlainConfig, plain_config
-from treadle.loading.sizes import LAYERS, check_config
+from treadle.loading.sizes import check_config
 
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedConfig
-
-__all__ = (
-    "eos_ids",
-    "max_model_len",
-    "merge",
-    "num_layers",
-    "quantization_config",
-    "read_config",
-    "resolve_dtype",
-)
-
-log = logging.getLogger(__name__)
-
-# Names of the context length in configurations, the most common one first.
-LENGTHS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_length",
-    "n_ctx",
-)
+__all__ = ("config_json", "merge")
 
 
-def read_config(
-    files: ModelFiles, hf_overrides: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], PlainConfig | PreTrainedConfig]:
-    """Return ``config.json`` with overrides, as a dict and as a configuration.
-
-    That of a common model type is a ``PlainConfig``, others are of transformers: of a generic class if
-    it does not know the ``model_type``. Raises ``CheckpointError`` if ``config.json`` is missing, a size
-    in it is out of bounds, or transformers rejects its values.
-    """
-    if not files.config and not hf_overrides:
-        raise CheckpointError(
-            f"{files.root} has no config.json; give the folder of the checkpoint, or the "
-            "configuration itself with hf_overrides"
-        )
-    raw = merge(files.config, hf_overrides or {})
-    check_config(raw, files.root)
-    if (config := plain_config(merge(raw, {}))) is not None:
-        return raw, config
-    from transformers import CONFIG_MAPPING, PreTrainedConfig
-
-    kind = raw.get("model_type")
-    is_known = isinstance(kind, str) and kind in CONFIG_MAPPING
-    config_class = CONFIG_MAPPING[str(kind)] if is_known else PreTrainedConfig
-    try:
-        # A copy, since some configurations edit their argument.
-        return raw, config_class.from_dict(merge(raw, {}))
-    except Exception as error:  # each family validates in its own way
-        raise CheckpointError(
-            f"transformers rejects the configuration of {files.root} (model_type {kind!r}): "
-            f"{error}; correct it with hf_overrides"
-        ) from error
+def config_json(files: ModelFiles, hf_overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return ``config.json`` with overrides. Raises ``CheckpointError`` if a size is out of bounds."""
+    config = merge(files.config, hf_overrides or {})
+    check_config(config, files.root)
+    return config
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,114 +28,3 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
         else:
             merged[key] = value
     return merged
-
-
-def text_config(hf_config: Any) -> Any:
-    """Return the language model's part of a configuration; for most models, all of it."""
-    getter = getattr(hf_config, "get_text_config", None)
-    return getter() if callable(getter) else hf_config
-
-
-def num_layers(hf_config: Any) -> int | None:
-    """Return the number of layers, ``None`` if the configuration has none or a list of them."""
-    config = text_config(hf_config)
-    value = next((n for name in LAYERS if (n := getattr(config, name, None)) is not None), None)
-    return value if isinstance(value, int) else None
-
-
-def quantization_config(hf_config: Any) -> dict[str, Any] | None:
-    """Return ``quantization_config`` or the older ``compression_config``, or ``None``."""
-    for holder in (hf_config, text_config(hf_config)):
-        for name in ("quantization_config", "compression_config"):
-            value = getattr(holder, name, None)
-            if value is not None:
-                return dict(value if isinstance(value, Mapping) else value.to_dict())
-    return None
-
-
-def resolve_dtype(option: str, hf_config: Any, device: DeviceInfo) -> torch.dtype:
-    """Return the dtype of weights and activations.
-
-    ``auto`` is the checkpoint's, except that float16 becomes bfloat16 on a CPU, and bfloat16
-    becomes float16 on GPUs before Ampere. Raises ``ConfigError`` if the option is unknown, or is
-    bfloat16 and the device does not support it.
-    """
-    import torch
-
-    table = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    is_pre_ampere = device.capability is not None and device.capability < (8, 0)
-    if option != "auto":
-        if option not in table:
-            raise ConfigError(f"option dtype is {option!r}; allowed: auto, {', '.join(table)}")
-        if option == "bfloat16" and is_pre_ampere:
-            raise ConfigError(
-                f"option dtype is 'bfloat16', which {device.name} does not support; use float16"
-            )
-        return table[option]
-    dtype = getattr(text_config(hf_config), "dtype", None) or getattr(hf_config, "dtype", None)
-    if isinstance(dtype, str):
-        dtype = table.get(dtype.removeprefix("torch."))
-    if not isinstance(dtype, torch.dtype) or dtype not in table.values():
-        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    if dtype is torch.float16 and device.type == "cpu":
-        log.info("the checkpoint is float16, which is slow on a CPU; using bfloat16")
-        dtype = torch.bfloat16
-    elif dtype is torch.bfloat16 and is_pre_ampere:
-        log.info(
-            "the checkpoint is bfloat16, which %s does not support; using float16", device.name
-        )
-        dtype = torch.float16
-    return dtype
-
-
-def max_model_len(hf_config: Any, requested: int | None = None) -> int:
-    """Return the maximum sequence length: ``requested``, or the model's context length.
-
-    Linear and yarn RoPE scaling extend the configured context. Dynamic scaling extends only the
-    limit for ``requested``, because it changes the results of short sequences as well. Raises
-    ``ConfigError`` if ``requested`` exceeds the limit, or if neither it nor a context length is set.
-    """
-    config = text_config(hf_config)
-    context_length = next((n for key in LENGTHS if (n := getattr(config, key, None))), None)
-    if context_length is None:
-        if requested is None:
-            raise ConfigError(
-                f"the configuration has no context length ({', '.join(LENGTHS)}); set max_model_len"
-            )
-        return requested
-    default, limit = _scaled_context_lengths(config, int(context_length))
-    if requested is not None and requested > limit:
-        raise ConfigError(
-            f"option max_model_len is {requested}, but the model supports {limit} tokens; lower it, "
-            "or set a longer context with hf_overrides '{\"max_position_embeddings\": …}'"
-        )
-    return requested or default
-
-
-def _scaled_context_lengths(config: Any, context_length: int) -> tuple[int, int]:
-    """Return ``(default, limit)`` of the context length after RoPE scaling."""
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kind = rope.get("rope_type") or rope.get("type")
-    factor = rope.get("factor") or 1.0
-    if kind == "linear":
-        return int(context_length * factor), int(context_length * factor)
-    if kind == "dynamic":
-        return context_length, int(context_length * factor)
-    if kind == "yarn":
-        trained = rope.get("original_max_position_embeddings") or context_length
-        limit = max(context_length, int(trained * factor))
-        return limit, limit
-    return context_length, context_length
-
-
-def eos_ids(hf_config: Any, files: ModelFiles) -> frozenset[int]:
-    """Return all EOS token ids of ``config.json`` and ``generation_config.json``."""
-    ids: set[int] = set()
-    for value in (
-        getattr(text_config(hf_config), "eos_token_id", None),
-        getattr(hf_config, "eos_token_id", None),
-        read_json(files.root, "generation_config.json").get("eos_token_id"),
-    ):
-        values = value if isinstance(value, (list, tuple)) else [value]
-        ids.update(v for v in values if type(v) is int and 0 <= v < 2**31)
-    return frozenset(ids)

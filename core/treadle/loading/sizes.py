@@ -1,4 +1,4 @@
-"""Sizes that a configuration claims: bounded before anything is built, and compared with the tensors.
+"""Sizes that a configuration claims, bounded before anything is built.
 
 A layer is Python objects before it is memory, and transformers makes lists of a configuration's
 counts, so that a number without bounds ends in a process without memory.
@@ -7,12 +7,12 @@ counts, so that a number without bounds ends in a process without memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from treadle.errors import CheckpointError
 
-__all__ = ("LAYERS", "MAX_LAYERS", "check_config", "check_layers")
+__all__ = ("LAYERS", "MAX_LAYERS", "check_config")
 
 MAX_LAYERS = 4096
 MAX_COUNT = 65_536
@@ -44,7 +44,6 @@ NOT_ZERO = frozenset(
 )
 # What quantization plugins read, and check.
 FOREIGN = ("quantization_config", "compression_config")
-LAYER_INDEX = re.compile(r"(.*?)\.(\d{1,18})(?:\.|$)")
 
 
 def check_config(config: Mapping[str, Any], origin: object) -> None:
@@ -70,24 +69,6 @@ def check_config(config: Mapping[str, Any], origin: object) -> None:
                     check_config(number, origin)
                 elif isinstance(number, int) and abs(number) > bound:
                     raise CheckpointError(_wrong(origin, name, number, -bound, bound))
-
-
-def check_layers(num_layers: int | None, tensors: Iterable[str], origin: object) -> None:
-    """Check that there are tensors for so many layers, by the numbers in their names.
-
-    Raises ``CheckpointError``.
-    """
-    counts: dict[str, int] = {}
-    for name in tensors:
-        if match := LAYER_INDEX.match(name):
-            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
-    prefix = max(counts, key=lambda key: counts[key], default=None)
-    if prefix is not None and num_layers is not None and num_layers > counts[prefix]:
-        raise CheckpointError(
-            f"num_hidden_layers of {origin} is {num_layers}, but its tensors are those of "
-            f"{counts[prefix]} layers ({prefix}.0 to {prefix}.{counts[prefix] - 1}); check that "
-            "config.json belongs to these weights"
-        )
 
 
 def _wrong(origin: object, name: str, value: Any, least: int, bound: int) -> str:

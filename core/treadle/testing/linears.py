@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from treadle.api.communicators import Communicator
 from treadle.api.models import LinearSpec, ModelSpec, QuantizationScheme, SupportsWeightRenaming
 from treadle.layers import Shard, SingleRankCommunicator, empty_weight, set_shards, shard_features
-from treadle.loading.weights import load_weights
 from treadle.testing.packing import Format
+from treadle_worker_kit.weights import load_weights
 
 __all__ = ("Layer", "QuantizedLinear", "fill", "pack")
 

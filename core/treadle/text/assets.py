@@ -19,10 +19,9 @@ from treadle.api.sampling_params import SamplingParams
 from treadle.config import EngineConfig, ModelConfig, PluginConfig
 from treadle.errors import CheckpointError, ConfigError, PluginNotFoundError, RequestError
 from treadle.known_plugins import install_hint, known_distributions
-from treadle.loading.config import merge
+from treadle.loading.config import config_json
 from treadle.loading.formats import fetch
 from treadle.loading.matching import AUTO, Decision, decide
-from treadle.loading.sizes import check_config
 from treadle.loading.sources import parse_ref
 from treadle.text.chat import ChatProcessor
 from treadle.text.input_processor import NO_TOKENIZER, InputProcessor
@@ -134,9 +133,7 @@ def open_checkpoint(config: EngineConfig, plugins: PluginManager) -> FrontendAss
     model = config.model
     ref = parse_ref(model.model, model.revision, model.download_dir)
     files = fetch(plugins, ref, weights=False)
-    config_json = merge(files.config, model.hf_overrides)
-    check_config(config_json, files.root)
-    traits = ModelTraits(config=config_json)
+    traits = ModelTraits(config=config_json(files, model.hf_overrides))
     defaults, limit = default_params(model, files.root)
     priorities = config.scheduler.scheduling_policy != "fcfs"
     name = model.tokenizer or model.model

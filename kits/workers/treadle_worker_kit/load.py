@@ -13,13 +13,12 @@ from treadle.api.step_types import EngineInfo, KVCacheGroup
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError, OutOfMemoryError
 from treadle.layers.device import device_info, dtype_name, pick_device
-from treadle.loading import fetch, parse_ref, read_config
-from treadle.loading.build import build_model
-from treadle.loading.config import eos_ids, max_model_len, resolve_dtype, text_config
+from treadle.loading import fetch, parse_ref
 from treadle.plugins import PluginManager
 from treadle.runner.attention import AttentionLayers
 from treadle.runner.model_runner import LoadedModel
 from treadle_worker_kit.budget import MemoryBudget
+from treadle_worker_kit.build import build_model
 from treadle_worker_kit.fusion import apply_fusions
 from treadle_worker_kit.memory import (
     GIB,
@@ -29,6 +28,13 @@ from treadle_worker_kit.memory import (
     machine_bytes,
     plain_bytes,
     weight_bytes,
+)
+from treadle_worker_kit.model_config import (
+    eos_ids,
+    max_model_len,
+    read_config,
+    resolve_dtype,
+    text_config,
 )
 from treadle_worker_kit.report import memory_lines
 from treadle_worker_kit.scales import calculate_scales

@@ -14,7 +14,6 @@ from treadle.api.communicators import Communicator
 from treadle.api.models import ExpertsSpec, LinearSpec, ModelContext, ModelSpec
 from treadle.errors import CheckpointError, ConfigError
 from treadle.layers import SingleRankCommunicator, WeightTarget
-from treadle.loading.weights import load_weights, to_checkpoint_name, to_model_name
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit import Experts, MoE, ops
 from treadle_layers_kit.experts import (
@@ -25,6 +24,7 @@ from treadle_layers_kit.experts import (
     grouped_experts,
 )
 from treadle_layers_kit.plain import PlainLinear
+from treadle_worker_kit.weights import load_weights, to_checkpoint_name, to_model_name
 
 Context = Callable[..., ModelContext]
 HIDDEN, INNER, EXPERTS, CHOSEN = 32, 24, 6, 2

@@ -12,10 +12,10 @@ import msgspec
 from treadle.api.checkpoints import read_json
 from treadle.api.kinds import MODELS
 from treadle.errors import CheckpointError, ConfigError, PluginError, TreadleError
-from treadle.loading.config import max_model_len
 from treadle.plugins import PluginManager
 from treadle_command_models.sources import ModelCandidate
 from treadle_command_models.weights import read_weights
+from treadle_worker_kit.model_config import max_model_len
 
 __all__ = ("Row", "row")
 

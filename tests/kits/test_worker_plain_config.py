@@ -13,8 +13,8 @@ from transformers import CONFIG_MAPPING
 
 from treadle.api.files import ModelFiles
 from treadle.errors import CheckpointError
-from treadle.loading.config import read_config
-from treadle.loading.plain_config import FIELDS, PlainConfig, plain_config
+from treadle_worker_kit.model_config import read_config
+from treadle_worker_kit.plain_config import FIELDS, PlainConfig, plain_config
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from time import perf_counter
@@ -30,16 +31,24 @@ from treadle.api.models import (
 )
 from treadle.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
 from treadle.layers.device import device_info
-from treadle.loading.config import num_layers, quantization_config
 from treadle.loading.formats import DETECTED, has_weights, no_weights
 from treadle.loading.matching import AUTO, Decision, decide
-from treadle.loading.sizes import check_layers
-from treadle.loading.weights import load_weights, to_checkpoint_name
 from treadle.plugins import PluginManager
+from treadle_worker_kit.model_config import num_layers, quantization_config
+from treadle_worker_kit.weights import load_weights, to_checkpoint_name
 
-__all__ = ("build_model", "create_quantization_scheme", "empty_model", "find_method", "find_model")
+__all__ = (
+    "build_model",
+    "check_layers",
+    "create_quantization_scheme",
+    "empty_model",
+    "find_method",
+    "find_model",
+)
 
 log = logging.getLogger(__name__)
+
+LAYER_INDEX = re.compile(r"(.*?)\.(\d{1,18})(?:\.|$)")
 
 
 def build_model(
@@ -209,6 +218,24 @@ def _tensor_names(loader: WeightLoader) -> list[str]:
 
     list(loader.tensors(refuse))
     return names
+
+
+def check_layers(num_layers: int | None, tensors: Iterable[str], origin: object) -> None:
+    """Check that there are tensors for so many layers, by the numbers in their names.
+
+    Raises ``CheckpointError``.
+    """
+    counts: dict[str, int] = {}
+    for name in tensors:
+        if match := LAYER_INDEX.match(name):
+            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
+    prefix = max(counts, key=lambda key: counts[key], default=None)
+    if prefix is not None and num_layers is not None and num_layers > counts[prefix]:
+        raise CheckpointError(
+            f"num_hidden_layers of {origin} is {num_layers}, but its tensors are those of "
+            f"{counts[prefix]} layers ({prefix}.0 to {prefix}.{counts[prefix] - 1}); check that "
+            "config.json belongs to these weights"
+        )
 
 
 def _renaming(scheme: object) -> Callable[[str], str | None] | None:

@@ -21,12 +21,17 @@ from treadle.api.models import LinearSpec, ModelContext, ModelSpec
 from treadle.config import PluginConfig
 from treadle.errors import CheckpointError, UnsupportedModelError
 from treadle.layers import SingleRankCommunicator
-from treadle.loading.build import build_model, create_quantization_scheme, find_model
 from treadle.loading.formats import has_weights
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, scan
 from treadle.testing.attention_reference import ReferenceBackend
 from treadle_layers_kit import Linear
+from treadle_worker_kit.build import (
+    build_model,
+    check_layers,
+    create_quantization_scheme,
+    find_model,
+)
 
 CPU = DeviceInfo("cpu")
 
@@ -217,3 +222,12 @@ def test_a_format_gets_the_seed_of_the_engine() -> None:
     assert torch.equal(drawn(1), drawn(1))
     assert not torch.equal(drawn(1), drawn(2))
     drawn(-5)
+
+
+def test_layers_are_counted_by_the_names_of_tensors() -> None:
+    names = ["embed.weight", "model.layers.0.w", "model.layers.11.mlp.experts.63.w", "vision.3.w"]
+    for accepted in (None, 1, 12):
+        check_layers(accepted, names, "m")
+    check_layers(99, ["a.weight"], "names without numbers say nothing")
+    with pytest.raises(CheckpointError, match=r"is 13, but .* 12 layers \(model\.layers\.0 to "):
+        check_layers(13, names, "m")
