@@ -32,11 +32,12 @@ SHARD = 4 << 30
 
 def build(files: ModelFiles, device: str, **options: Any) -> tuple[nn.Module, float]:
     started = perf_counter()
-    _, config = read_config(files)
+    plugins = PluginManager()
+    _, config = read_config(files, plugins)
     model, _ = build_model(
         files,
         config,
-        PluginManager(),
+        plugins,
         torch.device(device),
         torch.bfloat16 if device != "cpu" else torch.float32,  # bfloat16 is packed on a CPU
         SingleRankCommunicator(),

@@ -91,6 +91,12 @@ CALLS: dict[str, tuple[Call, dict[str, object]]] = {
         lambda h: h.create(MODELS, "key", hf_config=CONFIG),
         {"architecture": "key", "hf_config": CONFIG},
     ),
+    "treadle_model_config": (
+        lambda h: h.hooks_for("models", "key").treadle_model_config(
+            architecture="key", config={"model_type": "x"}, options=h.options("models", "key")
+        ),
+        {"architecture": "key", "config": {"model_type": "x"}},
+    ),
     "treadle_quantization": (
         lambda h: h.create(QUANTIZATION, "key", checkpoint={"bits": 4}, device=DEVICE),
         {"method": "key", "checkpoint": {"bits": 4}, "device": DEVICE},
@@ -192,9 +198,8 @@ def test_a_hook_receives_every_argument(hook: str, plugins: PluginManager) -> No
     received = plugin.RECEIVED[hook]
     assert set(received) == set(arguments(hook))
     assert {name: received[name] for name in expected} == expected
-    kinds = [name for name, kind in installed_kinds().items() if kind.hook == hook] or [
-        "tool_parsers"
-    ]
+    kinds = [name for name, kind in installed_kinds().items() if kind.hook == hook]
+    kinds = kinds or ["models" if hook == "treadle_model_config" else "tool_parsers"]
     assert received.get("options", {"colour": kinds[0]}) == {"colour": kinds[0]}
     assert received.get("plugins", plugins) is plugins
     assert isinstance(received.get("app", AppConfig()), AppConfig)

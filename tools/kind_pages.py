@@ -22,6 +22,7 @@ __all__ = ("BLOCKS", "page")
 
 MORE: dict[str, tuple[str, ...]] = {
     **{name: ("treadle_match",) for name, kind in installed_kinds().items() if kind.matches},
+    "models": ("treadle_model_config",),
     "extensions": ("treadle_unconfigure", "treadle_report"),
 }
 """Hooks that plugins of a kind may answer beside the one that the kind is named for."""

@@ -131,7 +131,7 @@ def _model(config: EngineConfig, plugins: PluginManager) -> Iterator[ConfigChoic
     model = config.model
     ref = parse_ref(model.model, model.revision, model.download_dir)
     files = fetch(plugins, ref, weights=False)
-    _, hf_config = read_config(files, model.hf_overrides)
+    _, hf_config = read_config(files, plugins, model.hf_overrides)
     device = pick_device(config.device.device)
     info = device_info(device)
     dtype = resolve_dtype(model.dtype, hf_config, info)

@@ -35,6 +35,8 @@ def pages_of(hook: str) -> list[str]:
     """The pages on which an author looks for a hook."""
     if hook == "treadle_match":
         return [name for name, kind in installed_kinds().items() if kind.matches]
+    if hook == "treadle_model_config":
+        return ["models"]
     if hook in ("treadle_unconfigure", "treadle_report"):
         return ["extensions"]
     return [name for name, kind in installed_kinds().items() if kind.hook == hook]

@@ -182,6 +182,14 @@ class Tokenizer(Proxy):
 
 
 @impl
+def treadle_model_config(config: Any, options: Any) -> Any:
+    import treadle_llama
+
+    read = treadle_llama.treadle_model_config
+    return Fault(options)("treadle_model_config", lambda: read(config=config))
+
+
+@impl
 def treadle_model(architecture: str, hf_config: Any, options: Any) -> Any:
     import treadle_llama
     import treadle_mixtral

@@ -57,6 +57,7 @@ FREE = frozenset({"commands", "extensions", "server"})
 
 MORE_HOOKS: dict[str, tuple[str, ...]] = {
     **{name: ("treadle_match",) for name, kind in installed_kinds().items() if kind.matches},
+    "models": ("treadle_model_config",),
     "extensions": ("treadle_unconfigure", "treadle_report", "wrapper"),
 }
 """What is called beside the hook that a kind is named for; a ``wrapper`` is around any other."""

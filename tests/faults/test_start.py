@@ -286,6 +286,20 @@ def test_an_offer_without_pages_is_a_refusal() -> None:
         start(create_plugins(engine_config), engine_config)
 
 
+@pytest.mark.fault("models", "treadle_model_config")
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [("RuntimeError", "RuntimeError: odd"), ("text", "with 'odd'; the fields")],
+)
+def test_a_configuration_that_is_misread_ends_the_start(failure: str, words: str) -> None:
+    engine_config = config("models", "treadle_model_config", failure)
+    plugins = create_plugins(engine_config)
+    with pytest.raises(PluginLoadError, match=f"models:Odd.*treadle_model_config.*{words}"):
+        start(plugins, engine_config)
+    left_to_transformers = config("models", "treadle_model_config", "None")
+    start(create_plugins(left_to_transformers), left_to_transformers)
+
+
 @pytest.mark.fault("quantization", "treadle_match")
 @pytest.mark.parametrize(
     ("failure", "words"), [("RuntimeError", "RuntimeError: odd"), ("text", "'odd'")]

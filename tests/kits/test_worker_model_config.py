@@ -14,6 +14,7 @@ from transformers import GemmaConfig, LlamaConfig, PreTrainedConfig
 from treadle.api.cache import DeviceInfo
 from treadle.api.files import ModelFiles
 from treadle.errors import CheckpointError, ConfigError
+from treadle.plugins import PluginManager
 from treadle_worker_kit.model_config import (
     eos_ids,
     max_model_len,
@@ -32,7 +33,9 @@ def files(config: dict[str, Any], root: Path = Path("/nowhere")) -> ModelFiles:
 
 
 def test_known_families_get_their_own_class() -> None:
-    raw, config = read_config(files({"model_type": "gemma", "hidden_size": 64, "rope_theta": 5.0}))
+    raw, config = read_config(
+        files({"model_type": "gemma", "hidden_size": 64, "rope_theta": 5.0}), PluginManager()
+    )
     assert isinstance(config, GemmaConfig)
     assert raw["hidden_size"] == config.hidden_size == 64
     assert config.rope_parameters["rope_theta"] == 5.0
@@ -45,7 +48,7 @@ def test_unknown_families_get_a_generic_one() -> None:
         "width": 3,
         "auto_map": {"a": "x.Y"},
     }
-    raw, config = read_config(files(source))
+    raw, config = read_config(files(source), PluginManager())
     assert type(config) is PreTrainedConfig
     assert (config.width, config.architectures) == (3, ["New"])
     assert raw == source
@@ -55,7 +58,9 @@ def test_overrides_are_merged_deeply_and_change_nothing_else() -> None:
     source = {"model_type": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}
     before = json.dumps(source)
     raw, config = read_config(
-        files(source), {"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "new": 1}
+        files(source),
+        PluginManager(),
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "new": 1},
     )
     assert config.rope_parameters["rope_theta"] == 7.0
     assert config.rope_parameters["factor"] == 2.0
@@ -65,12 +70,12 @@ def test_overrides_are_merged_deeply_and_change_nothing_else() -> None:
 
 def test_a_missing_configuration_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"nowhere has no config\.json"):
-        read_config(files({}))
+        read_config(files({}), PluginManager())
 
 
 def test_values_that_transformers_refuses_are_named() -> None:
     with pytest.raises(CheckpointError, match=r"rejects .*'llama'.*rms_norm_eps"):
-        read_config(files({"model_type": "llama", "rms_norm_eps": "small"}))
+        read_config(files({"model_type": "llama", "rms_norm_eps": "small"}), PluginManager())
 
 
 @pytest.mark.parametrize(

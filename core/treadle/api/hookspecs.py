@@ -61,6 +61,16 @@ class FirstResultHooks:
     # Building the model
 
     @spec(firstresult=True)
+    def treadle_model_config(
+        self, architecture: str, config: Mapping[str, Any], options: Options
+    ) -> Mapping[str, Any] | None:
+        """Return the fields of a ``config.json`` as transformers reads them.
+
+        Optional: without it, or if it returns ``None``, transformers reads and validates the file,
+        which takes a second of each start. ``dtype`` is a name; defaults must be filled in.
+        """
+
+    @spec(firstresult=True)
     def treadle_model(
         self, architecture: str, hf_config: Any, options: Options
     ) -> t.ModelSpec | None:

@@ -45,7 +45,7 @@ class TinyModel:
         quantization: str = "auto",
     ) -> None:
         files = files_in(Path(folder), ["*"], str(folder))
-        self.raw, self.config = read_config(files)
+        self.raw, self.config = read_config(files, plugins)
         self.model: Any
         self.model, self.spec = build_model(
             files,

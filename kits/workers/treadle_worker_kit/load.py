@@ -60,7 +60,7 @@ def load_model(
             torch.cuda.set_device(device)
         elif config.device.cpu_threads is not None:
             torch.set_num_threads(config.device.cpu_threads)
-        _, hf_config = read_config(files, options.hf_overrides)
+        _, hf_config = read_config(files, plugins, options.hf_overrides)
         info = device_info(device)
         dtype = resolve_dtype(options.dtype, hf_config, info)
         max_len = max_model_len(hf_config, options.max_model_len)

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 from treadle.api.cache import DeviceInfo
 from treadle.api.checkpoints import read_json
 from treadle.api.files import ModelFiles
-from treadle.errors import CheckpointError, ConfigError
+from treadle.api.kinds import MODELS
+from treadle.errors import CheckpointError, ConfigError, PluginLoadError, PluginNotFoundError
 from treadle.loading import config_json
 from treadle.loading.sizes import LAYERS
-from treadle_worker_kit.plain_config import PlainConfig, plain_config
+from treadle.plugins import PluginManager
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig
 
 __all__ = (
+    "PlainConfig",
     "eos_ids",
     "max_model_len",
     "num_layers",
@@ -46,14 +48,33 @@ LENGTHS = (
 )
 
 
+class PlainConfig:
+    """The fields of a configuration that a model plugin has read."""
+
+    architectures: list[str] | None
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        vars(self).update(values)
+
+    @property
+    def rope_scaling(self) -> Any:
+        return vars(self).get("rope_parameters")
+
+    def get_text_config(self) -> PlainConfig:
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
 def read_config(
-    files: ModelFiles, hf_overrides: Mapping[str, Any] | None = None
+    files: ModelFiles, plugins: PluginManager, hf_overrides: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], PlainConfig | PreTrainedConfig]:
     """Return ``config.json`` with overrides, as a dict and as a configuration.
 
-    That of a common model type is a ``PlainConfig``, others are of transformers: of a generic class if
-    it does not know the ``model_type``. Raises ``CheckpointError`` if ``config.json`` is missing, a size
-    in it is out of bounds, or transformers rejects its values.
+    It is a ``PlainConfig`` if the plugin of the architecture can read it, others are of transformers:
+    of a generic class if it does not know the ``model_type``. Raises ``CheckpointError`` if ``config.json``
+    is missing, a size in it is out of bounds, or transformers rejects its values.
     """
     if not files.config and not hf_overrides:
         raise CheckpointError(
@@ -61,7 +82,7 @@ def read_config(
             "configuration itself with hf_overrides"
         )
     raw = config_json(files, hf_overrides)
-    if (config := plain_config(deepcopy(raw))) is not None:
+    if (config := _plain_config(raw, plugins)) is not None:
         return raw, config
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
@@ -76,6 +97,28 @@ def read_config(
             f"transformers rejects the configuration of {files.root} (model_type {kind!r}): "
             f"{error}; correct it with hf_overrides"
         ) from error
+
+
+def _plain_config(raw: Mapping[str, Any], plugins: PluginManager) -> PlainConfig | None:
+    """Return what the plugin of the first architecture that has one reads, without transformers."""
+    names = raw.get("architectures")
+    for name in filter(lambda n: isinstance(n, str), names if isinstance(names, list) else ()):
+        try:
+            hooks = plugins.hooks_for(MODELS.name, name)
+        except PluginNotFoundError:
+            continue
+        values = hooks.treadle_model_config(
+            architecture=name, config=deepcopy(raw), options=plugins.options(MODELS.name, name)
+        )
+        if isinstance(values, Mapping):
+            return PlainConfig(values)
+        if values is not None:
+            raise PluginLoadError(
+                f"{MODELS.name}:{name} answered treadle_model_config with {values!r:.200}; the fields "
+                "of the configuration were expected, or None"
+            )
+        return None
+    return None
 
 
 def text_config(hf_config: Any) -> Any:

@@ -81,7 +81,8 @@ def test_every_hook_belongs_to_a_kind_or_to_all_plugins():
         n for c in (FirstResultHooks, AllResultsHooks) for n in vars(c) if n.startswith("treadle_")
     }
     core = {k.hook for k in installed_kinds().values() if k.owner == "treadle-core"}
-    assert hooks == core | {"treadle_match", "treadle_unconfigure", "treadle_report"}
+    more = {"treadle_match", "treadle_model_config", "treadle_unconfigure", "treadle_report"}
+    assert hooks == core | more
 
 
 def test_host_and_hookspecs_import_no_torch():

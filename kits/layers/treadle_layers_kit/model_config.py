@@ -1,4 +1,4 @@
-"""Configurations of the most common model types, read without transformers.
+"""Reading a ``config.json`` without transformers, for model plugins.
 
 Importing a configuration of transformers takes longer than everything else in the start of a small
 model. Any key, type or value that is not ordinary is left to transformers, which validates it.
@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ("PlainConfig", "plain_config")
+__all__ = ("DECODER", "read_fields")
 
 # What every configuration of transformers has.
 COMMON: dict[str, Any] = {
@@ -21,7 +21,8 @@ COMMON: dict[str, Any] = {
     "dtype": None,
     "is_encoder_decoder": False,
 }
-LLAMA: dict[str, Any] = {
+# What decoders have in common, with the defaults of Llama.
+DECODER: dict[str, Any] = {
     "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -40,33 +41,6 @@ LLAMA: dict[str, Any] = {
     "rope_parameters": None,
     "attention_dropout": 0.0,
 }
-QWEN: dict[str, Any] = LLAMA | {
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "layer_types": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-# The fields of each model type, with the defaults of transformers.
-FIELDS: dict[str, dict[str, Any]] = {
-    "llama": LLAMA
-    | {"pretraining_tp": 1, "attention_bias": False, "mlp_bias": False, "head_dim": None},
-    "mistral": LLAMA
-    | {
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "head_dim": None,
-        "max_position_embeddings": 4096 * 32,
-        "sliding_window": 4096,
-    },
-    "qwen2": QWEN,
-    "qwen3": QWEN | {"head_dim": 128, "attention_bias": False},
-}
 NULLABLE = ("bos_token_id", "eos_token_id", "sliding_window")
 LLAMA3_SCALING = ("factor", "low_freq_factor", "high_freq_factor")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -74,34 +48,23 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 OLD_NAMES = ("model_type", "torch_dtype", "rope_theta", "rope_scaling", "quantization_config")
 
 
-class PlainConfig:
-    """The fields of a configuration, as transformers would have read them."""
+def read_fields(
+    config: Mapping[str, Any], fields: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """Return the fields as transformers reads them, ``None`` if only transformers can.
 
-    architectures: list[str] | None
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        vars(self).update(values)
-
-    @property
-    def rope_scaling(self) -> Any:
-        return vars(self)["rope_parameters"]
-
-    def get_text_config(self) -> PlainConfig:
-        return self
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-
-def plain_config(raw: Mapping[str, Any]) -> PlainConfig | None:
-    """Return the configuration of a ``config.json``, or ``None`` if only transformers can read it."""
-    kind = raw.get("model_type")
-    defaults = {**COMMON, **FIELDS[kind]} if isinstance(kind, str) and kind in FIELDS else {}
-    if not defaults or not raw.keys() <= {*defaults, *OLD_NAMES}:
+    ``fields`` are those of each model type, with the defaults of transformers: ``DECODER``, and what
+    differs. With the field ``use_sliding_window``, some layers have the window, as in Qwen's models.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in fields:
         return None
-    values = {name: raw.get(name, default) for name, default in defaults.items()}
-    values["dtype"] = raw.get("dtype") or raw.get("torch_dtype")
-    rope = _rope_parameters(raw)
+    defaults = {**COMMON, **fields[kind]}
+    if not config.keys() <= {*defaults, *OLD_NAMES}:
+        return None
+    values = {name: config.get(name, default) for name, default in defaults.items()}
+    values["dtype"] = config.get("dtype") or config.get("torch_dtype")
+    rope = _rope_parameters(config)
     if rope is None or not all(_is_ordinary(n, v, defaults[n]) for n, v in values.items()):
         return None
     values |= {"model_type": kind, "rope_parameters": rope}
@@ -111,9 +74,9 @@ def plain_config(raw: Mapping[str, Any]) -> PlainConfig | None:
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
     if "use_sliding_window" in values:
         _set_layer_types(values)
-    if "quantization_config" in raw:
-        values["quantization_config"] = raw["quantization_config"]
-    return _converted(values) if _is_consistent(values) else None
+    if "quantization_config" in config:
+        values["quantization_config"] = config["quantization_config"]
+    return values if _is_consistent(values) else None
 
 
 def _is_ordinary(name: str, value: Any, default: Any) -> bool:
@@ -186,11 +149,3 @@ def _is_consistent(values: Mapping[str, Any]) -> bool:
             or (len(layer_types) == values["num_hidden_layers"] and set(layer_types) <= LAYER_TYPES)
         )
     )
-
-
-def _converted(values: dict[str, Any]) -> PlainConfig:
-    import torch
-
-    if values["dtype"] is not None:
-        values["dtype"] = getattr(torch, values["dtype"])
-    return PlainConfig(values)

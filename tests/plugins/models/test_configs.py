@@ -9,12 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import CONFIG_MAPPING
+from treadle_llama.config import FIELDS as LLAMA
+from treadle_qwen.config import FIELDS as QWEN
 
 from treadle.api.files import ModelFiles
+from treadle.config import PluginConfig
 from treadle.errors import CheckpointError
-from treadle_worker_kit.model_config import read_config
-from treadle_worker_kit.plain_config import FIELDS, PlainConfig, plain_config
+from treadle.plugins import PluginManager
+from treadle_layers_kit.model_config import read_fields
+from treadle_worker_kit.model_config import PlainConfig, read_config
+
+FIELDS = {**LLAMA, **QWEN}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -84,6 +97,11 @@ UNUSUAL: list[dict[str, Any]] = [
 IGNORED = {"model_type", "id2label", "label2id", "problem_type", "chunk_size_feed_forward"}
 
 
+def without_fallback() -> PluginManager:
+    """A manager that knows no plugin for an architecture of no name."""
+    return PluginManager(PluginConfig(disable_plugin=["treadle-transformers"]))
+
+
 def described(config: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(config).items() if not name.startswith("_")}
 
@@ -92,14 +110,17 @@ def described(config: Any) -> dict[str, Any]:
 def test_it_equals_that_of_transformers(kind: str) -> None:
     for changes in [*ORDINARY, *WINDOWS]:
         raw = {"model_type": kind, **changes}
-        config = plain_config(deepcopy(raw))
-        if config is None:
+        values = read_fields(deepcopy(raw), FIELDS)
+        if values is None:
             assert changes in WINDOWS and not changes.keys() <= FIELDS[kind].keys(), changes
             continue
+        config = PlainConfig(values)
         expected, found = CONFIG_MAPPING[kind].from_dict(raw), described(config)
         assert found.pop("model_type") == kind
+        dtype = found.pop("dtype")
+        assert (dtype and getattr(torch, dtype)) == expected.dtype
         assert found == {name: getattr(expected, name) for name in found}, changes
-        missing = described(expected).keys() - found.keys()
+        missing = described(expected).keys() - found.keys() - {"dtype"}
         assert missing <= IGNORED
         assert config.get_text_config() is config and config.rope_scaling == expected.rope_scaling
         again = CONFIG_MAPPING[kind].from_dict(config.to_dict())
@@ -109,26 +130,39 @@ def test_it_equals_that_of_transformers(kind: str) -> None:
 @pytest.mark.parametrize("kind", FIELDS)
 def test_what_is_unusual_is_left_to_transformers(kind: str) -> None:
     for changes in UNUSUAL:
-        assert plain_config({"model_type": kind, **changes}) is None, changes
+        assert read_fields({"model_type": kind, **changes}, FIELDS) is None, changes
 
 
 @pytest.mark.parametrize("kind", [None, 3, ["llama"], "gemma", "of tomorrow"])
 def test_other_types_are_left_to_transformers(kind: Any) -> None:
-    assert plain_config({"model_type": kind}) is None
+    assert read_fields({"model_type": kind}, FIELDS) is None
+
+
+@pytest.mark.parametrize(("kind", "architecture"), ARCHITECTURES.items())
+def test_the_plugin_of_the_architecture_reads_it(kind: str, architecture: str) -> None:
+    source = {"model_type": kind, "architectures": ["Unknown", architecture], "rope_theta": 7.0}
+    raw, config = read_config(ModelFiles(Path("/nowhere"), (), source), without_fallback())
+    assert isinstance(config, PlainConfig) and raw == source
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 7.0}
 
 
 def test_reading_one_changes_nothing_and_shares_nothing() -> None:
-    source = {"model_type": "llama", "rope_parameters": {"rope_theta": 7.0}}
-    raw, config = read_config(ModelFiles(Path("/nowhere"), (), source))
+    source = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "rope_parameters": {"rope_theta": 7.0},
+    }
+    raw, config = read_config(ModelFiles(Path("/nowhere"), (), source), PluginManager())
     assert isinstance(config, PlainConfig) and raw == source
     config.rope_parameters["rope_theta"] = 8.0
     assert raw["rope_parameters"] == source["rope_parameters"] == {"rope_theta": 7.0}
 
 
-def test_refusals_are_those_of_transformers() -> None:
-    config = {"model_type": "llama", "rope_scaling": [1]}
+@pytest.mark.parametrize("architectures", [["LlamaForCausalLM"], None, "LlamaForCausalLM", [3]])
+def test_refusals_are_those_of_transformers(architectures: Any) -> None:
+    config = {"model_type": "llama", "rope_scaling": [1], "architectures": architectures}
     with pytest.raises(CheckpointError, match="transformers rejects"):
-        read_config(ModelFiles(Path("/nowhere"), (), config))
+        read_config(ModelFiles(Path("/nowhere"), (), config), PluginManager())
 
 
 def test_an_engine_starts_without_transformers() -> None:
