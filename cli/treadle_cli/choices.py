@@ -27,7 +27,7 @@ from treadle.api.plugin_kind import FALLBACK
 from treadle.config import DeviceConfig, EngineConfig, SchedulerConfig
 from treadle.errors import PluginLoadError
 from treadle.layers import SingleRankCommunicator, device_info
-from treadle.layers.device import dtype_name, pick_device
+from treadle.layers.device import dtype_name
 from treadle.layers.fusion import defer_all_reduce, kernel_sites
 from treadle.loading import fetch, parse_ref
 from treadle.loading.formats import DETECTED, has_weights
@@ -39,6 +39,7 @@ from treadle.structured_output.manager import preferred_order
 from treadle.text.assets import FrontendAssets, choose_renderer
 from treadle.text.parser_plugins import PARSER_KINDS, choose_parser
 from treadle_worker_kit.build import empty_model, find_method, find_model
+from treadle_worker_kit.device import pick_device
 from treadle_worker_kit.model_config import (
     max_model_len,
     read_config,

@@ -66,8 +66,9 @@ class DeviceReport(msgspec.Struct, frozen=True):
 def survey(spec: Survey) -> DeviceReport:
     import torch
 
-    from treadle.layers.device import device_info, pick_device
+    from treadle.layers.device import device_info
     from treadle.testing.kernel_ops import KERNEL_OPS
+    from treadle_worker_kit.device import pick_device
 
     device = pick_device(spec.device)
     info = device_info(device)

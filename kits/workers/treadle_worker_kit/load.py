@@ -12,13 +12,14 @@ from treadle.api.kinds import MODELS
 from treadle.api.step_types import EngineInfo, KVCacheGroup
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError, OutOfMemoryError
-from treadle.layers.device import device_info, dtype_name, pick_device
+from treadle.layers.device import device_info, dtype_name
 from treadle.loading import fetch, parse_ref
 from treadle.plugins import PluginManager
 from treadle.runner.attention import AttentionLayers
 from treadle.runner.model_runner import LoadedModel
 from treadle_worker_kit.budget import MemoryBudget
 from treadle_worker_kit.build import build_model
+from treadle_worker_kit.device import pick_device
 from treadle_worker_kit.fusion import apply_fusions
 from treadle_worker_kit.memory import (
     GIB,

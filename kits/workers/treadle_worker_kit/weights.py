@@ -18,9 +18,8 @@ from treadle.layers.weight import (
     WeightMismatchError,
     WeightTarget,
     layout_of,
-    load_weight,
-    weight_targets,
 )
+from treadle_worker_kit.shards import load_weight, weight_targets
 
 __all__ = ("finish", "load_weights", "to_checkpoint_name", "to_model_name")
 

@@ -11,9 +11,9 @@ import torch
 
 from treadle.api.step_types import EngineInfo, ModelRunnerOutput
 from treadle.errors import EngineError, TreadleError
-from treadle.layers.device import pick_device
 from treadle.plugins import PluginManager
 from treadle_worker_kit.communicator import START_TIMEOUT, TorchCommunicator, choose_communicator
+from treadle_worker_kit.device import pick_device
 from treadle_worker_kit.messages import (
     Collect,
     Failed,

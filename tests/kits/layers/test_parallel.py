@@ -14,9 +14,8 @@ from treadle.api.attention import ForwardContext
 from treadle.api.communicators import Communicator
 from treadle.api.models import ModelContext
 from treadle.errors import ConfigError
-from treadle.layers import Attention, WeightTarget, shard_heads
+from treadle.layers import Attention, WeightTarget, layout_of, shard_heads
 from treadle.layers.fusion import defer_all_reduce
-from treadle.layers.weight import layout_of, load_weight
 from treadle.testing.attention_reference import reference_step
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit import (
@@ -33,6 +32,7 @@ from treadle_layers_kit import (
     RotaryEmbedding,
     SelfAttention,
 )
+from treadle_worker_kit.shards import load_weight
 
 Context = Callable[..., ModelContext]
 X = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))

@@ -14,7 +14,7 @@ from treadle.layers import (
     layout_of,
     set_shards,
 )
-from treadle.layers.weight import load_weight, weight_targets
+from treadle_worker_kit.shards import load_weight, weight_targets
 
 Q = Shard(total=8, start=4, size=4)
 K = Shard(total=4, start=2, size=2)

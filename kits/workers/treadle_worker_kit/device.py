@@ -1,0 +1,32 @@
+"""The device of a rank."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from treadle.errors import ConfigError
+
+__all__ = ("pick_device",)
+
+
+def pick_device(name: str, rank: int = 0) -> torch.device:
+    """Return a rank's device; ``auto`` is CUDA or CPU. Raises ``ConfigError`` if it is missing."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):
+        raise ConfigError(f"device is {name!r}; allowed are auto, cpu, cuda and cuda:N")
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "device is 'cuda', but torch finds no CUDA device; install a CUDA build of torch "
+                "and a driver, or use device='cpu'"
+            )
+        device = torch.device("cuda", (device.index or 0) + rank)
+        if device.index >= torch.cuda.device_count():
+            raise ConfigError(
+                f"device {device} does not exist; CUDA devices: {torch.cuda.device_count()}"
+            )
+    return device
