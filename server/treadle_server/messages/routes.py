@@ -24,7 +24,7 @@ from treadle_server.messages.request import MessagesRequest
 from treadle_server.messages.writer import MessageWriter
 from treadle_server.openapi import ERRORS
 from treadle_server.routes.answers import answer, ignore_fields
-from treadle_server.routes.generate import stream, write_all
+from treadle_server.routes.generate import stream, until_disconnect, write_all
 from treadle_server.routes.tokenize import check_size
 
 __all__ = ("handlers",)
@@ -59,7 +59,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         prepare = partial(prepare_message, context, call, context.client_of(request), id)
         if data.stream:
             return stream(context, request, prepare, writer)
-        await write_all(context, request, prepare, writer)
+        await until_disconnect(context, request, partial(write_all, context, prepare, writer))
         failed = ",".join(sorted(set(writer.parser_errors)))
         return answer(
             request, writer.message, {"x-treadle-parser-error": failed} if failed else None
@@ -78,9 +78,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         call = to_chat(data)
         ignore_fields(request, call.ignored)
         client = context.client_of(request)
-        count = await context.active_requests.run(
-            request.receive, lambda _: num_tokens(context, call, client)
-        )
+        count = await until_disconnect(context, request, partial(num_tokens, context, call, client))
         return answer(request, TokenCount(input_tokens=count))
 
     return [create_message, count_message_tokens]

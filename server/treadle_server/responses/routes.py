@@ -12,6 +12,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import Body
 
 from treadle_server.chat.prepare import prepare_chat
+from treadle_server.completion_stream import Prepare
 from treadle_server.context import ServerContext
 from treadle_server.decode import request_body
 from treadle_server.openapi import ERROR_RESPONSES
@@ -22,9 +23,22 @@ from treadle_server.responses.store import StoredResponse
 from treadle_server.responses.stored import stored_handlers
 from treadle_server.responses.writer import ResponseWriter
 from treadle_server.routes.answers import answer, ignore_fields
-from treadle_server.routes.generate import stream, write_all
+from treadle_server.routes.generate import stream, until_disconnect, write_all
 
-__all__ = ("handlers",)
+__all__ = ("complete_response", "handlers")
+
+
+async def complete_response(
+    context: ServerContext, data: ResponsesRequest, client: str, owner: str
+) -> Response:
+    """Return the whole answer to a request of ``client``, kept for ``owner``.
+
+    Raises what ``to_chat``, ``prepare_chat`` and the engine raise.
+    """
+    call = to_chat(data, context.responses, owner)
+    writer, prepare = writer_of(context, call, client, owner)
+    await write_all(context, prepare, writer)
+    return writer.response
 
 
 def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
@@ -43,18 +57,24 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         owner = context.owner_of(request)
         call = to_chat(data, context.responses, owner)
         ignore_fields(request, call.ignored)
-        writer = ResponseWriter(context, call, partial(keep, context, call, owner))
-        client, id = context.client_of(request), writer.response.id
-        prepare = partial(prepare_chat, context, call.chat, client, id=id)
+        writer, prepare = writer_of(context, call, context.client_of(request), owner)
         if data.stream:
             return stream(context, request, prepare, writer)
-        await write_all(context, request, prepare, writer)
+        await until_disconnect(context, request, partial(write_all, context, prepare, writer))
         failed = ",".join(sorted(set(writer.parser_errors)))
         return answer(
             request, writer.response, {"x-treadle-parser-error": failed} if failed else None
         )
 
     return [create_response, *stored_handlers(context)]
+
+
+def writer_of(
+    context: ServerContext, call: ResponseCall, client: str, owner: str
+) -> tuple[ResponseWriter, Prepare]:
+    """Return what writes the response to a call, and what prepares its generation."""
+    writer = ResponseWriter(context, call, partial(keep, context, call, owner))
+    return writer, partial(prepare_chat, context, call.chat, client, id=writer.response.id)
 
 
 def keep(context: ServerContext, call: ResponseCall, owner: str, response: Response) -> bool:

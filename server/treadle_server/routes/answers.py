@@ -18,7 +18,14 @@ from treadle_server.messages.errors import error_body
 from treadle_server.sampling import constraint_of
 from treadle_server.wire.common import SamplingFields
 
-__all__ = ("answer", "handle_disconnect", "handle_error", "handle_http_error", "ignore_fields")
+__all__ = (
+    "answer",
+    "handle_disconnect",
+    "handle_error",
+    "handle_http_error",
+    "ignore_fields",
+    "name_param",
+)
 
 T = TypeVar("T")
 FIELD = re.compile(r"\w+")
@@ -59,15 +66,20 @@ def handle_error(request: Request[Any, Any, Any], error: Exception) -> Response[
     if isinstance(error, InternalServerException) and error.detail == DISCONNECTED:
         return handle_disconnect(request, error)
     owners = request.app.state.context.app_instance.faults
-    api_error, body = owners.error_for_client(error, request.scope), request.state.get("body")
-    detail = api_error.detail
+    api_error = owners.error_for_client(error, request.scope)
+    name_param(api_error, request.state.get("body"))
+    return error_answer(api_error, request)
+
+
+def name_param(error: APIError, body: object) -> None:
+    """Let an error name the parameter at fault as ``body``, the client's request, does."""
+    detail = error.detail
     if detail.param in CONSTRAINTS and isinstance(body, SamplingFields):
         detail.param = constraint_of(body) or detail.param
     # A surface that is translated to a chat has other names for fields that the client left out.
     root = FIELD.match(detail.param or "")
     if root is not None and getattr(body, root[0], None) is None:
         detail.param = getattr(body, "CHAT_FIELDS", {}).get(root[0], detail.param)
-    return error_answer(api_error, request)
 
 
 def handle_disconnect(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

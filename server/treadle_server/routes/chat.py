@@ -16,10 +16,24 @@ from treadle_server.context import ServerContext
 from treadle_server.decode import request_body
 from treadle_server.openapi import ERROR_RESPONSES
 from treadle_server.routes.answers import answer
-from treadle_server.routes.generate import run, stream
+from treadle_server.routes.generate import complete, stream, until_disconnect
 from treadle_server.wire.chat import ChatCompletion, ChatRequest
 
-__all__ = ("handlers",)
+__all__ = ("complete_chat", "handlers")
+
+
+async def complete_chat(
+    context: ServerContext, data: ChatRequest, client: str
+) -> tuple[ChatCompletion, str]:
+    """Return the whole answer to a request of ``client``, and the parsers that failed on it.
+
+    Raises what ``prepare_chat`` and the engine raise.
+    """
+    generation, (output,), usage = await complete(
+        context, partial(prepare_chat, context, data, client)
+    )
+    failed = {label for completion in output.outputs for label in completion.parser_errors}
+    return chat_completion(context, generation, output, usage), ",".join(sorted(failed))
 
 
 def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
@@ -35,12 +49,12 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     async def chat_completions(
         data: Annotated[ChatRequest, Body()], request: Request[Any, Any, Any]
     ) -> Response[ChatCompletion]:
-        prepare = partial(prepare_chat, context, data, context.client_of(request))
+        client = context.client_of(request)
         if data.stream:
+            prepare = partial(prepare_chat, context, data, client)
             return stream(context, request, prepare, ChoicesWriter(context, ChatChoiceStream))
-        generation, (output,), usage = await run(context, request, prepare)
-        failed = {label for completion in output.outputs for label in completion.parser_errors}
-        headers = {"x-treadle-parser-error": ",".join(sorted(failed))} if failed else {}
-        return answer(request, chat_completion(context, generation, output, usage), headers)
+        work = partial(complete_chat, context, data, client)
+        completion, failed = await until_disconnect(context, request, work)
+        return answer(request, completion, {"x-treadle-parser-error": failed} if failed else None)
 
     return [chat_completions]

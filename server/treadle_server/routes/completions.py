@@ -16,10 +16,20 @@ from treadle_server.context import ServerContext
 from treadle_server.decode import request_body
 from treadle_server.openapi import ERROR_RESPONSES
 from treadle_server.routes.answers import answer
-from treadle_server.routes.generate import run, stream
+from treadle_server.routes.generate import complete, stream, until_disconnect
 from treadle_server.wire.completions import Completion, CompletionRequest
 
-__all__ = ("handlers",)
+__all__ = ("complete_text", "handlers")
+
+
+async def complete_text(context: ServerContext, data: CompletionRequest, client: str) -> Completion:
+    """Return the whole answer to a request of ``client``.
+
+    Raises what ``prepare_completion`` and the engine raise.
+    """
+    prepare = partial(prepare_completion, context, data, client)
+    generation, outputs, usage = await complete(context, prepare)
+    return text_completion(context, generation, outputs, usage)
 
 
 def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
@@ -35,10 +45,11 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     async def completions(
         data: Annotated[CompletionRequest, Body()], request: Request[Any, Any, Any]
     ) -> Response[Completion]:
-        prepare = partial(prepare_completion, context, data, context.client_of(request))
+        client = context.client_of(request)
         if data.stream:
+            prepare = partial(prepare_completion, context, data, client)
             return stream(context, request, prepare, ChoicesWriter(context, TextChoiceStream))
-        generation, outputs, usage = await run(context, request, prepare)
-        return answer(request, text_completion(context, generation, outputs, usage))
+        work = partial(complete_text, context, data, client)
+        return answer(request, await until_disconnect(context, request, work))
 
     return [completions]

@@ -1,14 +1,18 @@
-"""Run a generation for a handler: until it is finished, or as a stream."""
+"""Run a generation until it is finished, or as a stream.
+
+``complete`` and ``write_all`` know no client: a handler passes them to ``until_disconnect``, a batch
+awaits them as they are.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from litestar import Request, Response
 
 from treadle.outputs import RequestOutput
-from treadle_server.active_requests import ActiveRequest
 from treadle_server.completion_stream import (
     AnswerWriter,
     Prepare,
@@ -21,26 +25,33 @@ from treadle_server.request_metrics import RequestTimer, count_reasoning, usage_
 from treadle_server.sse import EventStream
 from treadle_server.wire.common import Usage
 
-__all__ = ("run", "stream", "write_all")
+__all__ = ("complete", "stream", "until_disconnect", "write_all")
+
+T = TypeVar("T")
 
 
-async def run(
-    context: ServerContext, request: Request[Any, Any, Any], prepare: Prepare
+async def until_disconnect(
+    context: ServerContext,
+    request: Request[Any, Any, Any],
+    work: Callable[[], Coroutine[Any, Any, T]],
+) -> T:
+    """Return the result of ``work``, which ends with the client, the deadline or the server."""
+    return await context.active_requests.run(request.receive, lambda _: work())
+
+
+async def complete(
+    context: ServerContext, prepare: Prepare
 ) -> tuple[Generation, list[RequestOutput], Usage]:
     """Return what ``prepare`` returns, its finished outputs, one for each prompt, and their usage.
 
-    Ends with the client, the deadline or the server. Raises what ``prepare`` and the engine raise.
+    Raises what ``prepare`` and the engine raise.
     """
     timer = RequestTimer(context.metrics if context.config.enable_request_metrics else None)
-
-    async def work(_: ActiveRequest) -> tuple[Generation, list[RequestOutput], Usage]:
-        generation = await prepare()
-        outputs = await whole_outputs(context.engine, generation)
-        client = "" if generation.chat is None else generation.chat.conversation.client
-        usage = usage_of(outputs, await count_reasoning(context.engine, outputs, client))
-        return generation, outputs, visible_usage(generation, usage)
-
-    generation, outputs, usage = await context.active_requests.run(request.receive, work)
+    generation = await prepare()
+    outputs = await whole_outputs(context.engine, generation)
+    client = "" if generation.chat is None else generation.chat.conversation.client
+    usage = usage_of(outputs, await count_reasoning(context.engine, outputs, client))
+    usage = visible_usage(generation, usage)
     timer.record_finished(usage, outputs)
     return generation, outputs, usage
 
@@ -62,20 +73,11 @@ def stream(
     )
 
 
-async def write_all(
-    context: ServerContext,
-    request: Request[Any, Any, Any],
-    prepare: Prepare,
-    writer: AnswerWriter,
-) -> None:
+async def write_all(context: ServerContext, prepare: Prepare, writer: AnswerWriter) -> None:
     """Let ``writer`` write a whole answer that nobody reads as a stream.
 
-    Ends with the client, the deadline or the server. Raises what ``prepare`` and the engine raise.
+    Raises what ``prepare`` and the engine raise.
     """
-
-    async def work(_: ActiveRequest) -> None:
-        async with aclosing(answer_events(context, prepare, writer)) as events:
-            async for _events in events:
-                pass
-
-    await context.active_requests.run(request.receive, work)
+    async with aclosing(answer_events(context, prepare, writer)) as events:
+        async for _ in events:
+            pass
