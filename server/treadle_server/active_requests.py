@@ -44,6 +44,8 @@ class ActiveRequests:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._active: set[ActiveRequest] = set()
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when a request has ended."""
 
     def __len__(self) -> int:
         return len(self._active)
@@ -79,6 +81,7 @@ class ActiveRequests:
             return task.result()
         finally:
             self._active.discard(request)
+            self.on_end()
             disconnect.cancel()
             if not task.done():
                 task.cancel()

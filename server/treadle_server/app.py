@@ -11,6 +11,7 @@ from litestar.exceptions import HTTPException
 from treadle.plugins import PluginManager
 from treadle_server.active_requests import ClientDisconnected
 from treadle_server.app_instance import AppInstance
+from treadle_server.batches import batch_routes, file_routes
 from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
 from treadle_server.gateway import GatewayMiddleware
@@ -24,7 +25,17 @@ from treadle_server.routes.answers import handle_disconnect, handle_error, handl
 
 __all__ = ("base_app_config", "build", "create_app")
 
-ROUTES = (chat, completions, responses, messages, models, health, metrics)
+ROUTES = (
+    chat,
+    completions,
+    responses,
+    messages,
+    file_routes,
+    batch_routes,
+    models,
+    health,
+    metrics,
+)
 
 
 def create_app(context: ServerContext) -> GatewayMiddleware:

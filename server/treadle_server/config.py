@@ -112,6 +112,41 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_stored_response_bytes: Annotated[
         int, Meta(ge=0, description="Bytes that the responses that are kept take at most.")
     ] = 64 * 2**20
+
+    files_dir: Annotated[
+        str | None,
+        Meta(description="Folder for /v1/files and /v1/batches, which are off without it."),
+    ] = None
+    max_file_bytes: Annotated[
+        int, Meta(ge=1, description="Largest file of /v1/files; more is refused (413).")
+    ] = 200 * 2**20
+    max_files: Annotated[
+        int, Meta(ge=1, description="Files that are kept, and as many batches that have ended.")
+    ] = 1000
+    max_stored_file_bytes: Annotated[
+        int,
+        Meta(
+            ge=1, description="Bytes that all files take at most, the output of batches included."
+        ),
+    ] = 10 * 2**30
+    file_lifetime: Annotated[
+        int, Meta(ge=1, description="Seconds after which a file is deleted.")
+    ] = 30 * 24 * 3600
+    max_batch_requests: Annotated[
+        int, Meta(ge=1, description="Requests in the file of a batch.")
+    ] = 50_000
+    max_running_batches: Annotated[
+        int, Meta(ge=1, description="Batches that run at once; others wait.")
+    ] = 2
+    max_batch_concurrency: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Requests of batches that run at once (default: three quarters of --max-num-seqs).",
+        ),
+    ] = None
+    batch_timeout: Annotated[
+        Seconds, Meta(description="Time after which a batch expires, waiting included.")
+    ] = 24 * 3600.0
     backlog: Annotated[int, Meta(ge=1, description="Connections that may wait for accept.")] = 2048
 
     enable_request_metrics: Annotated[

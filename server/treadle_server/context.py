@@ -31,6 +31,7 @@ from treadle_server.wire.common import SamplingFields
 if TYPE_CHECKING:
     from treadle.plugins import PluginManager
     from treadle_server.app_instance import AppInstance
+    from treadle_server.batches.service import BatchService
 
 __all__ = ("ServerContext",)
 
@@ -45,6 +46,8 @@ class ServerContext:
 
     app_instance: AppInstance
     """The application that answers requests, set by ``create_app``."""
+    batches: BatchService | None = None
+    """Set when the server starts, if there is a folder for files."""
 
     def __init__(self, engine: Engine, config: ServerConfig) -> None:
         self.engine = engine
@@ -115,6 +118,16 @@ class ServerContext:
                 f"the engine has not answered for {self.config.hang_timeout:g} s",
                 code="engine_unresponsive",
             )
+
+    def need_batches(self) -> BatchService:
+        """Raises ``APIError`` if there is no folder for files."""
+        if self.batches is None:
+            raise APIError(
+                404,
+                "files and batches are not enabled on this server; start it with --files-dir DIR",
+                code="files_disabled",
+            )
+        return self.batches
 
     def check_model(self, name: str | None) -> None:
         """Raise unless ``name`` is served; no name is the first one."""

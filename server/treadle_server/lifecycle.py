@@ -17,12 +17,15 @@ import logging
 import signal
 import socket
 from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
 
 from treadle.errors import EngineDeadError
 from treadle_server.app import create_app
+from treadle_server.batches.service import BatchService
+from treadle_server.batches.storage import Folder
 from treadle_server.context import ServerContext
 from treadle_server.gateway import STOPPED
 from treadle_server.protocol import bounded, sweep
@@ -152,16 +155,23 @@ class Lifecycle:
         ``announce`` is printed once connections are accepted. Raises ``EngineDeadError``, and
         ``PluginLoadError`` if what a plugin does at the start fails.
         """
+        context = self._context
+        if context.config.files_dir is not None:
+            context.batches = BatchService(context, Folder(Path(context.config.files_dir)))
         try:
-            if await self._signals.run_until_signal(self._context.app_instance.start()):
+            if await self._signals.run_until_signal(context.app_instance.start()):
                 await self._serve(announce)
         finally:
-            await self._context.app_instance.stop()
-            self._context.close()
+            if context.batches is not None:
+                await context.batches.close()
+            await context.app_instance.stop()
+            context.close()
         if self._context.is_dead is not None:
             raise self._context.is_dead
 
     async def _serve(self, announce: str) -> None:
+        if self._context.batches is not None:
+            self._context.batches.start()
         serving = asyncio.create_task(self._listener.serve(sockets=[self._bound]))
         monitor = asyncio.create_task(self._monitor())
         try:
@@ -182,6 +192,8 @@ class Lifecycle:
     async def _drain(self) -> None:
         context, loop = self._context, asyncio.get_running_loop()
         context.draining = True
+        if context.batches is not None:  # the next server continues them
+            await context.batches.stop()
         timeout = STOP_GRACE_SECONDS if context.is_dead else context.config.drain_timeout
         deadline = loop.time() + timeout
         if context.metrics.active:

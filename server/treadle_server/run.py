@@ -17,6 +17,7 @@ from treadle.config import EngineConfig
 from treadle.errors import EngineDeadError
 from treadle.processes.logs import start_logging
 from treadle_server.banner import banner
+from treadle_server.batches.storage import check_files_dir
 from treadle_server.config import ServerConfig
 from treadle_server.context import ServerContext
 from treadle_server.engine import Engine
@@ -59,6 +60,7 @@ def serve_engine(build: Callable[[], Startable], server: ServerConfig) -> None:
     listens."""
     start_logging(server.log_level.upper(), "%(asctime)s %(levelname)s %(name)s: %(message)s")
     check_tls(server)
+    check_files_dir(server)
     bound = bind(server)
     set_asyncio_executor(cast("Any", DaemonThreadPool()))
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -17,7 +17,7 @@ from treadle_server.wire.chat import ChatRequest
 from treadle_server.wire.common import JSONSchema, ResponseFormat, SamplingFields
 from treadle_server.wire.messages import SystemMessage
 
-__all__ = ("ResponseCall", "missing_response", "to_chat")
+__all__ = ("ResponseCall", "check_metadata", "missing_response", "to_chat")
 
 LOGPROBS = "message.output_text.logprobs"
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
@@ -83,10 +83,14 @@ def check(request: ResponsesRequest) -> None:
         )
     if (request.n or 1) != 1:
         raise RequestError(f"n is {request.n}; a response has one output", param="n")
-    metadata = request.metadata or {}
-    if len(metadata) > MAX_METADATA or any(
+    check_metadata(request.metadata)
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Raise ``RequestError`` if there is more than is kept."""
+    if len(metadata or ()) > MAX_METADATA or any(
         len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE
-        for key, value in metadata.items()
+        for key, value in (metadata or {}).items()
     ):
         raise RequestError(
             f"metadata may have {MAX_METADATA} entries, with keys of {MAX_METADATA_KEY} and texts of "
