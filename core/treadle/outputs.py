@@ -109,6 +109,7 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
     """Times of a request, in seconds of a monotonic clock."""
 
     arrival_time: float = 0.0
+    scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
 

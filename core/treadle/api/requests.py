@@ -16,6 +16,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     ``id`` is unique in the engine and created by the frontend; it is not the client's id.
     ``prefix_leader`` is the id of the first of ``n`` sequences; the others share its prompt pages.
     ``bad_words`` are encoded; ``client`` is as in ``Prompt``. ``arrival_time`` is in seconds of ``time.monotonic``.
+    ``label`` is what logs call the request.
     """
 
     id: str
@@ -26,14 +27,16 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     prefix_leader: str | None = None
     bad_words: list[list[int]] = []
     client: str = ""
+    label: str = ""
 
 
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a step added to a sequence.
 
     ``finish_reason`` is ``None``, ``stop``, ``length``, ``abort`` or ``error``. ``stop_reason`` is
-    the matched stop token id, ``None`` for the EOS token. ``prompt_logprobs`` are in the first
-    output, without an entry for the first prompt token. ``error`` may be shown to the client.
+    the matched stop token id, ``None`` for the EOS token. ``scheduled_time`` (in seconds of
+    ``time.monotonic``) and ``prompt_logprobs`` are in the first output, the latter without an entry
+    for the first prompt token. ``error`` may be shown to the client.
     ``param`` is set if a parameter caused it (a grammar that does not compile). The garbage
     collector ignores it: there is one for each token, and nothing in it can be part of a cycle.
     """
@@ -43,6 +46,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finish_reason: str | None = None
     stop_reason: int | None = None
     cached_tokens: int = 0
+    scheduled_time: float | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None

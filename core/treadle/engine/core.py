@@ -129,7 +129,7 @@ class EngineCore:
         except EngineError as error:
             if self.plugins.switches.strict:
                 raise
-            log.error("request %s: %s", sequence.id, error)
+            log.error("request %s: %s", sequence.request.label, error)
             failed = TokenOutput(sequence.id, [], "error", error=str(error))
             self.scheduler.pending_outputs.append(failed)
 
@@ -238,7 +238,7 @@ class EngineCore:
                 outputs.append(message)
             except PluginLoadError as error:
                 self._shutdown_if_strict(error)
-                log.error("request %s: %s", name, error)
+                log.error("request %s: %s", sequence.request.label, error)
                 outputs.append(TokenOutput(name, [], "error", error=str(error)))
             else:
                 sequence.grammar_state, sequence.defer_sampling = state, True
@@ -274,6 +274,8 @@ class EngineCore:
             num_used_pages=sum(p.num_used for p in pools),
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
+            step_tokens=counters.step_tokens,
+            steps_by_tokens=dict(counters.steps_by_tokens),
             prefix_cache_queries=counters.prefix_cache_queries,
             prefix_cache_hits=counters.prefix_cache_hits,
             num_preemptions=counters.num_preemptions,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable
 from itertools import compress
@@ -115,7 +116,9 @@ class Scheduler:
         self._next_id += 1
         self._in_flight.append(step)
         freed_slots, self._freed_slots = self._freed_slots, []
-        return step.to_output(freed_slots)
+        output = step.to_output(freed_slots)
+        self.counters.count_step(output.num_decodes + len(output.tokens))
+        return output
 
     def _schedule_rows(self, step: InFlightStep) -> None:
         budget = self.config.max_num_batched_tokens
@@ -164,7 +167,6 @@ class Scheduler:
             self.cache.allocate_pages(sequence, sequence.num_computed_tokens + count)
         )
         step.add_chunk(sequence, count)
-        self.counters.prompt_tokens += count
         return count
 
     def _admit(self, step: InFlightStep, budget: int) -> None:
@@ -215,6 +217,9 @@ class Scheduler:
         sequence.num_computed_tokens = hit * cache.page_size
         if not sequence.num_output_tokens and not sequence.num_preemptions:
             sequence.num_cached_tokens = sequence.num_computed_tokens
+            sequence.scheduled_time = time.monotonic()
+            if sequence.prefix_leader is None:
+                self.counters.prompt_tokens += sequence.num_prompt_tokens
             self.counters.prefix_cache_queries += sequence.num_prompt_tokens
             self.counters.prefix_cache_hits += sequence.num_computed_tokens
         return True
@@ -335,6 +340,7 @@ class Scheduler:
             finish_reason=reason,
             stop_reason=stop,
             cached_tokens=sequence.num_cached_tokens if first else 0,
+            scheduled_time=sequence.scheduled_time if first else None,
             logprobs=None if logprobs is None else [logprobs],
             prompt_logprobs=sequence.prompt_logprobs if first else None,
         )

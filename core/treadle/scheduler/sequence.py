@@ -41,6 +41,7 @@ class SequenceState:
         "prompt_logprobs",
         "request",
         "root_hash",
+        "scheduled_time",
         "seed",
         "slot",
         "sort_key",
@@ -56,6 +57,7 @@ class SequenceState:
         self.request = request
         self.params = params
         self.arrival_time = request.arrival_time
+        self.scheduled_time: float | None = None
         self.priority = params.priority
         self.prefix_leader = request.prefix_leader
         self.token_ids = list(request.prompt_ids)

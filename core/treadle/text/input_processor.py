@@ -104,6 +104,7 @@ class InputProcessor:
         if params.truncate_prompt_tokens is not None:
             ids = ids[-params.truncate_prompt_tokens :]
         number = next(self._numbers)
+        label = f"request-{number}" if request_id is None else _label(request_id)
         leader = EngineRequest(
             id=f"{number}",
             prompt_ids=ids,
@@ -111,6 +112,7 @@ class InputProcessor:
             arrival_time=time.monotonic(),
             bad_words=self._bad_words(params.bad_words) if params.bad_words else [],
             client=prompt.client,
+            label=label,
         )
         check_request(leader, self.info)
         siblings = [
@@ -123,11 +125,12 @@ class InputProcessor:
                 prefix_leader=leader.id,
                 bad_words=leader.bad_words,
                 client=leader.client,
+                label=label,
             )
             for index in range(1, params.n)
         ]
         return PreparedRequest(
-            id=f"request-{number}" if request_id is None else _label(request_id),
+            id=label,
             prompt=prompt.text,
             prompt_ids=ids,
             params=params,

@@ -196,6 +196,7 @@ class OutputProcessor:
         if out.token_ids:
             if state.metrics.first_token_time is None:
                 state.metrics.first_token_time = now
+                state.metrics.scheduled_time = out.scheduled_time
             state.metrics.last_token_time = now
         if out.cached_tokens and not completion.index:
             state.num_cached_tokens = out.cached_tokens
