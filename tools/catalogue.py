@@ -14,7 +14,9 @@ from repository import ROOT, Member, members
 
 from treadle.api.stats import EngineStats
 from treadle.config import EngineConfig, config_sections
+from treadle_server import metric_names
 from treadle_server.config import ServerConfig
+from treadle_server.metric_values import MEASURED
 from treadle_server.metrics import Metrics
 
 __all__ = ("BLOCKS", "options_of", "vllm_names")
@@ -150,11 +152,25 @@ def benchmark_runs() -> str:
 
 
 def metrics() -> str:
-    """Every metric that ``/metrics`` can have, from the collector itself."""
+    """Every metric that ``/metrics`` can have under treadle's name, from the collector itself."""
     collector = Metrics("model")
     collector.exposition(EngineStats())
     rows = [(_name(f), f.type, _labels(f), f.documentation) for f in collector.collect()]
     return _table(("Metric", "Type", "Labels", ""), rows)
+
+
+def metric_aliases() -> str:
+    """The names of others for what is measured, with their labels."""
+    rows = []
+    for name in (*metric_names.vllm_names(1000), *metric_names.gen_ai_names()):
+        measured = MEASURED[name.value]
+        suffix = "_total" if measured.type == "counter" else ""
+        labels = [*(measured.shown or measured.labels), *name.constants]
+        if name.labels is not None:
+            labels = [*name.labels, *name.constants]
+        shown = ", ".join(f"`{label}`" for label in labels)
+        rows.append((f"`{name.family}{suffix}`", f"`treadle_{name.value}{suffix}`", shown))
+    return _table(("Name", "Treadle's name", "Labels"), rows)
 
 
 def _name(family: Metric) -> str:
@@ -210,6 +226,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         quantization,
         benchmark_runs,
         metrics,
+        metric_aliases,
         vllm_flags,
     )
 }

@@ -40,11 +40,11 @@ ROUTES = (
 
 def create_app(context: ServerContext) -> GatewayMiddleware:
     """Build the ASGI application of one server."""
-    context.app_instance = build(context, context.engine.plugins)
+    context.app_instance = build(context, context.engine.plugins, is_first=True)
     return GatewayMiddleware(context)
 
 
-def build(context: ServerContext, plugins: PluginManager) -> AppInstance:
+def build(context: ServerContext, plugins: PluginManager, *, is_first: bool = False) -> AppInstance:
     """The routes, after the plugins of ``treadle.server`` in ``plugins`` have edited them.
 
     Called again with the new plugin manager when a plugin is reloaded.
@@ -54,10 +54,11 @@ def build(context: ServerContext, plugins: PluginManager) -> AppInstance:
         for entry in plugins.loaded(SERVER):
             options = plugins.options_of(entry, entry.key)
             plugins.hooks(entry).treadle_server(app=config, engine=context.engine, options=options)
+        names = context.metrics.checked(config.state.metric_names, may_grow=is_first)
         app = Litestar.from_config(config)
     except Exception as error:  # a plugin may put anything into it
         raise PluginFaults(plugins).build_error(error) from error
-    return AppInstance(app, PluginFaults(plugins))
+    return AppInstance(app, PluginFaults(plugins), names)
 
 
 def base_app_config(context: ServerContext) -> AppConfig:
@@ -74,7 +75,7 @@ def base_app_config(context: ServerContext) -> AppConfig:
         logging_config=None,
         openapi_config=openapi_config(context.config),
         request_max_body_size=context.config.max_body_bytes,
-        state=State({"context": context}),
+        state=State({"context": context, "metric_names": list(context.metrics.names)}),
         debug=False,
     )
 

@@ -10,6 +10,7 @@ from litestar import Litestar
 from litestar.routes import HTTPRoute
 from litestar.types import Receive, Scope, Send
 
+from treadle_server.metric_names import MetricName
 from treadle_server.plugin_faults import PluginFaults
 
 __all__ = ("AppInstance",)
@@ -39,8 +40,10 @@ class AppInstance:
     that opened them.
     """
 
-    def __init__(self, app: Litestar, faults: PluginFaults) -> None:
-        self.app, self.faults = app, faults
+    def __init__(
+        self, app: Litestar, faults: PluginFaults, metric_names: tuple[MetricName, ...] = ()
+    ) -> None:
+        self.app, self.faults, self.metric_names = app, faults, metric_names
         self.public_paths = frozenset(_public_paths(app))
         self._running = 0
         self._is_retired = False

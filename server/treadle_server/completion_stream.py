@@ -14,7 +14,7 @@ import msgspec
 from treadle.outputs import CompletionOutput, RequestOutput
 from treadle_server.context import ServerContext
 from treadle_server.generation import Generation, merged_outputs
-from treadle_server.request_metrics import RequestTimer, TokenUsageCounter
+from treadle_server.request_metrics import TokenUsageCounter
 from treadle_server.sse import EventBuffer, EventWriter
 from treadle_server.wire.common import Usage
 
@@ -104,21 +104,22 @@ async def answer_events(
     context: ServerContext, prepare: Prepare, writer: AnswerWriter
 ) -> AsyncGenerator[bytes, None]:
     """Yield whole events, without the end. Raises what ``prepare`` and the engine raise."""
-    timer = RequestTimer(context.metrics if context.config.enable_request_metrics else None)
-    generation = await prepare()
-    writer.begin(generation)
-    counter = TokenUsageCounter()
-    async with aclosing(merged_outputs(context.engine, generation)) as batches:
-        async for batch in batches:
-            timer.record_output()
-            for number, output in batch:
-                counter.add(number, output)
-                writer.write(number, output, counter)
-            yield writer.buffer.take()
-    usage = visible_usage(generation, counter.usage)
-    writer.finish(usage)
-    yield writer.buffer.take()
-    timer.record_finished(usage)
+    with context.timer() as timer:
+        generation = await prepare()
+        timer.begin(generation)
+        writer.begin(generation)
+        counter = TokenUsageCounter(timer)
+        async with aclosing(merged_outputs(context.engine, generation)) as batches:
+            async for batch in batches:
+                timer.record_output()
+                for number, output in batch:
+                    counter.add(number, output)
+                    writer.write(number, output, counter)
+                yield writer.buffer.take()
+        usage = visible_usage(generation, counter.usage)
+        writer.finish(usage)
+        yield writer.buffer.take()
+        timer.record_finished(usage)
 
 
 def visible_usage(generation: Generation, usage: Usage) -> Usage:

@@ -15,6 +15,7 @@ __all__ = ("LOOPBACK", "ServerConfig", "server_from_options")
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 KEYS = ("api_key", "admin_api_key")
+METRIC_NAMES: tuple[Literal["treadle", "vllm", "gen_ai"], ...] = ("treadle", "vllm", "gen_ai")
 Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -152,6 +153,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_request_metrics: Annotated[
         bool, Meta(description="Histograms of TTFT, ITL and latency in /metrics.")
     ] = True
+    metric_names: Annotated[
+        list[Literal["treadle", "vllm", "gen_ai"]],
+        Meta(
+            min_length=1,
+            description="Names that /metrics uses, each for the same values (default: all of them). "
+            "Repeatable.",
+        ),
+    ] = msgspec.field(default_factory=lambda: list(METRIC_NAMES))
+    enable_plugin_metrics: Annotated[
+        bool, Meta(description="Calls, times and states of plugins in /metrics.")
+    ] = False
     access_log: Annotated[bool, Meta(description="One log line per HTTP request.")] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],

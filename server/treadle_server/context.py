@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -23,7 +24,9 @@ from treadle_server.engine import Engine
 from treadle_server.errors import APIError
 from treadle_server.fingerprint import fingerprint
 from treadle_server.keys import key_digest
-from treadle_server.metrics import Metrics
+from treadle_server.metric_names import MetricName, gen_ai_names, vllm_names
+from treadle_server.metrics import TREADLE_NAMES, Metrics
+from treadle_server.request_metrics import RequestTimer
 from treadle_server.responses.store import ResponseStore
 from treadle_server.sampling import to_params
 from treadle_server.wire.common import SamplingFields
@@ -57,7 +60,13 @@ class ServerContext:
         self.started = int(time.time())
         self.defaults: SamplingParams = engine.assets.defaults
         self.active_requests = ActiveRequests(config.request_timeout)
-        self.metrics = Metrics(self.model, engine.plugins.call_stats)
+        self.metrics = Metrics(
+            self.model,
+            engine.plugins.call_stats,
+            names=chosen_names(config.metric_names, engine.info.max_model_len),
+            cache_config=cache_config(engine),
+            of_plugins=config.enable_plugin_metrics,
+        )
         self.draining = False
         self.is_dead: EngineDeadError | None = None
         self.is_hung: EngineDeadError | None = None
@@ -105,6 +114,10 @@ class ServerContext:
             watchdog=parsers.watchdog,
             on_failure=parsers.on_failure,
         )
+
+    def timer(self) -> RequestTimer:
+        """Return what measures a request that begins now."""
+        return RequestTimer(self.metrics, has_histograms=self.config.enable_request_metrics)
 
     def check_alive(self) -> None:
         """Raise ``EngineDeadError`` or ``APIError`` unless the engine was alive at the last check."""
@@ -169,6 +182,25 @@ class ServerContext:
     def owner_of(self, request: Request[Any, Any, Any]) -> str:
         """Return whose responses a request may use: those of its key. Without keys all are one."""
         return self.client_of(request) if self.config.api_key else ""
+
+
+def chosen_names(tables: Sequence[str], max_model_len: int) -> list[MetricName]:
+    """Return the names of metrics in the tables that the option ``metric_names`` lists."""
+    names: list[MetricName] = list(TREADLE_NAMES) if "treadle" in tables else []
+    if "vllm" in tables:
+        names += vllm_names(max_model_len)
+    return [*names, *gen_ai_names()] if "gen_ai" in tables else names
+
+
+def cache_config(engine: Engine) -> tuple[str, ...]:
+    """Return the values of the labels of ``cache_config_info`` after the number of pages."""
+    cache = engine.config.cache
+    return (
+        str(engine.info.page_size),
+        cache.kv_cache_dtype,
+        str(cache.enable_prefix_caching),
+        str(cache.gpu_memory_utilization),
+    )
 
 
 def system_fingerprint(engine: Engine) -> str:

@@ -3,38 +3,65 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-__all__ = ("LATENCY", "LENGTHS", "SHORT", "Histogram")
+from prometheus_client.utils import floatToGoString
 
-SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
-LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-LENGTHS = tuple(float(2**i) for i in range(0, 21, 1))
+__all__ = ("Histogram",)
 
 
 class Histogram:
-    """Counts observations by upper bound. Used from the event loop only."""
+    """Counts observations by upper bound. Used from the event loop only.
+
+    Its bounds are those of every name it is served under: the counts of fewer bounds are sums.
+    """
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self._bounds = tuple(sorted(set(bounds)))
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    @classmethod
+    def of_counts(cls, bounds: Sequence[float], counts: Sequence[int], total: float) -> Histogram:
+        """Return one that others have counted; ``counts`` has one more, for what is beyond the bounds."""
+        histogram = cls(bounds)
+        histogram._counts, histogram._sum = list(counts), total
+        return histogram
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
 
     @property
     def sum(self) -> float:
         return self._sum
 
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts with their upper bounds, as Prometheus expects them."""
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        return self._bounds
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self._counts)
+
+    def __add__(self, other: Histogram) -> Histogram:
+        """Return the observations of both, which have the same bounds."""
+        counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
+        return Histogram.of_counts(self._bounds, counts, self._sum + other._sum)
+
+    def buckets(self, bounds: Iterable[float] | None = None) -> list[tuple[str, float]]:
+        """Cumulative counts with their upper bounds, as Prometheus expects them.
+
+        ``bounds`` are some of its own, ``None`` for all.
+        """
+        selected = None if bounds is None else frozenset(bounds)
         result, total = [], 0
         for bound, count in zip(self._bounds, self._counts, strict=False):
             total += count
-            result.append((f"{bound:g}", float(total)))
+            if selected is None or bound in selected:
+                le = floatToGoString(bound)  # type: ignore[no-untyped-call]
+                result.append((le, float(total)))
         result.append(("+Inf", float(total + self._counts[-1])))
         return result

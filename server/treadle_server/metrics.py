@@ -1,14 +1,12 @@
-"""``/metrics``: the engine's stats and the server's measurements.
-
-Every label comes from a closed set: no client can add a series.
-"""
+"""``/metrics``: the engine's stats and the server's measurements, under the names that were chosen."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -16,71 +14,97 @@ from prometheus_client.core import (
     Metric,
     SummaryMetricFamily,
 )
+from prometheus_client.exposition import choose_encoder
 
 from treadle.api.stats import EngineStats
 from treadle.plugins.call_stats import PluginCallStats
 from treadle_server.child_processes import resident_bytes
-from treadle_server.histogram import LATENCY, LENGTHS, SHORT, Histogram
+from treadle_server.histogram import Histogram
+from treadle_server.metric_names import MAX_NAMES, MetricName
+from treadle_server.metric_values import (
+    MEASURED,
+    OPERATIONS,
+    REQUEST_HISTOGRAMS,
+    Measured,
+    Sample,
+)
 
-__all__ = ("METHODS", "Metrics")
+__all__ = ("METHODS", "TREADLE_NAMES", "Metrics")
 
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
-
-GAUGES: tuple[tuple[str, str, str], ...] = (
-    ("num_requests_running", "num_running", "Sequences in the running batch."),
-    ("num_requests_waiting", "num_waiting", "Sequences that wait to be admitted."),
-    ("kv_cache_pages", "num_pages", "Pages of the KV cache."),
-    ("kv_cache_pages_used", "num_used_pages", "Pages in use."),
-    ("num_grammars_waiting", "num_grammars_waiting", "Grammars that wait to be compiled."),
-)
-CACHES: tuple[tuple[str, str, str], ...] = (
-    ("cache_entries", "entries", "Entries of a cache that grows with requests."),
-    ("cache_entries_max", "max_entries", "Entries that a cache may have."),
-    ("cache_bytes", "bytes", "Bytes of a cache, 0 for one that only its entries bound."),
-    ("cache_bytes_max", "max_bytes", "Bytes that a cache may have."),
-)
-COUNTERS: tuple[tuple[str, str, str], ...] = (
-    ("engine_steps", "num_steps", "Steps of the engine."),
-    ("engine_step_seconds", "step_seconds", "Time spent in steps."),
-    ("prompt_tokens", "prompt_tokens", "Prompt tokens."),
-    ("generation_tokens", "generation_tokens", "Generated tokens."),
-    (
-        "prefix_cache_queries",
-        "prefix_cache_queries",
-        "Prompt tokens looked up in the prefix cache.",
-    ),
-    ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-    ("num_preemptions", "num_preemptions", "Sequences that were preempted."),
-    ("integrity_faults", "integrity_faults", "Violations found by the engine's self-check."),
-    ("grammars_compiled", "grammars_compiled", "Grammars that were compiled."),
-    ("grammars_failed", "grammars_failed", "Grammars that could not be compiled."),
-    ("grammars_rejected", "grammars_rejected", "Grammars that were refused: too many waited."),
+FINISH_REASONS = ("stop", "length", "abort", "error")
+TREADLE_NAMES = tuple(
+    MetricName(name=f"treadle_{key}", value=key, buckets=tuple(m.buckets) or None)
+    for key, m in MEASURED.items()
 )
 
 
 class Metrics:
     """The counters of one server, and a Prometheus collector of them. Not thread-safe."""
 
-    def __init__(self, model: str, call_stats: PluginCallStats | None = None) -> None:
-        """``call_stats`` is of the plugins that are called in this process."""
-        self.time_to_first_token = Histogram(LATENCY)
-        self.inter_token = Histogram(SHORT)
-        self.latency = Histogram(LATENCY)
-        self.prompt_lengths = Histogram(LENGTHS)
-        self.output_lengths = Histogram(LENGTHS)
+    def __init__(
+        self,
+        model: str,
+        call_stats: PluginCallStats | None = None,
+        *,
+        names: Sequence[MetricName] = TREADLE_NAMES,
+        cache_config: Sequence[str] = ("", "", "", ""),
+        of_plugins: bool = True,
+    ) -> None:
+        """``call_stats`` is of the plugins that are called in this process, and served only
+        ``of_plugins``. ``cache_config`` are the values of the label of ``cache_config_info`` after the
+        number of pages."""
+        self.model, self.cache_config = model, tuple(cache_config)
         self.active = 0
         self.stuck_threads = 0
         self.stored_responses = self.stored_response_bytes = 0
-        self._http: Counter[tuple[str, str, int]] = Counter()
-        self._http_seconds: dict[str, Histogram] = {}
+        self.http_requests: Counter[tuple[str, str, int]] = Counter()
+        self.http_seconds: dict[str, Histogram] = {}
+        self.finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
         self._parser_failures: Counter[str] = Counter()
         self._stats: EngineStats | None = None
         self._states: Mapping[str, str] = {}
         self._call_stats = call_stats or PluginCallStats()
+        self._of_plugins = of_plugins
         self._label = [model]
+        self._bounds = {key: frozenset(measured.buckets) for key, measured in MEASURED.items()}
+        self.requests: dict[str, dict[str, Histogram]] = {operation: {} for operation in OPERATIONS}
+        self.names = self.checked(names, may_grow=True)
+        self._shown: Sequence[MetricName] = self.names
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
+
+    def checked(
+        self, names: Iterable[MetricName], *, may_grow: bool = False
+    ) -> tuple[MetricName, ...]:
+        """Return names that the page can have, beside treadle's. Raises ``TypeError`` or ``ValueError``.
+
+        Only with ``may_grow``, which forgets what was observed, may they have new buckets.
+        """
+        names = tuple(names)
+        if len(names) > MAX_NAMES:
+            raise ValueError(f"{len(names)} names of metrics; at most {MAX_NAMES} are allowed")
+        taken: set[str] = set()
+        for name in names:
+            if not isinstance(name, MetricName):
+                raise TypeError(f"metric_names has a {type(name).__name__}; it must be MetricName")
+            if name not in TREADLE_NAMES:
+                name.check(taken)
+            taken.add(name.family)
+            missing = frozenset(name.buckets or ()) - self._bounds[name.value]
+            if missing and (not may_grow or MEASURED[name.value].of_engine):
+                raise ValueError(
+                    f"the metric {name.name!r} has the buckets {sorted(missing)}, which are not counted "
+                    f"for {name.value}; counted are: {sorted(self._bounds[name.value])}"
+                )
+            self._bounds[name.value] |= missing
+        if may_grow:
+            for operation in OPERATIONS:
+                self.requests[operation] = {
+                    key: Histogram(self._bounds[key]) for key in REQUEST_HISTOGRAMS
+                }
+        return names
 
     def count_parser_failure(self, parser: str) -> None:
         """Count an exception of ``kind=name``; both come from the server's options."""
@@ -88,61 +112,50 @@ class Metrics:
 
     def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one HTTP request. ``route`` is a route's template or ``other``."""
-        self._http[method if method in METHODS else "other", route, status] += 1
-        histogram = self._http_seconds.get(route)
+        self.http_requests[method if method in METHODS else "other", route, status] += 1
+        histogram = self.http_seconds.get(route)
         if histogram is None:
-            histogram = self._http_seconds[route] = Histogram(LATENCY)
+            histogram = Histogram(self._bounds["http_request_seconds"])
+            self.http_seconds[route] = histogram
         histogram.observe(seconds)
 
     def exposition(
-        self, stats: EngineStats | None, states: Mapping[str, str] | None = None
-    ) -> bytes:
-        """The page. ``stats`` is ``None`` if the engine does not answer; ``states`` are those of the
-        plugins in this process."""
+        self,
+        stats: EngineStats | None,
+        states: Mapping[str, str] | None = None,
+        names: Sequence[MetricName] | None = None,
+        accept: str = "",
+    ) -> tuple[bytes, str]:
+        """Return the page and its media type, for what a client accepts.
+
+        ``stats`` is ``None`` if the engine does not answer; ``states`` are those of the plugins in
+        this process.
+        """
         self._stats, self._states = stats, states or {}
-        return generate_latest(self._registry)
+        self._shown = self.names if names is None else names
+        encode, media_type = choose_encoder(accept)
+        return encode(self._registry), media_type
 
     def collect(self) -> Iterable[Metric]:
-        yield from self._engine()
-        yield from self._plugins()
-        yield from self._requests()
-        yield from self._server()
-
-    def _engine(self) -> Iterator[Metric]:
-        names, label, stats = ["model_name"], self._label, self._stats
+        label, stats = self._label, self._stats
         engine_up = GaugeMetricFamily(
-            "treadle_engine_up", "Whether the engine answers.", labels=names
+            "treadle_engine_up", "Whether the engine answers.", labels=["model_name"]
         )
         engine_up.add_metric(label, float(stats is not None))
         yield engine_up
-        if stats is None:
-            return
-        for name, field, text in GAUGES:
-            gauge = GaugeMetricFamily(f"treadle_{name}", text, labels=names)
-            gauge.add_metric(label, float(getattr(stats, field)))
-            yield gauge
-        usage = GaugeMetricFamily(
-            "treadle_kv_cache_usage_perc", "Share of pages in use.", labels=names
-        )
-        usage.add_metric(label, stats.num_used_pages / stats.num_pages if stats.num_pages else 0.0)
-        yield usage
-        for name, field, text in COUNTERS:
-            counter = CounterMetricFamily(f"treadle_{name}", text, labels=names)
-            counter.add_metric(label, float(getattr(stats, field)))
-            yield counter
-        finished = CounterMetricFamily(
-            "treadle_request_success",
-            "Finished sequences by reason, errors and aborts included.",
-            labels=[*names, "finished_reason"],
-        )
-        for reason, count in sorted(stats.finished.items()):
-            finished.add_metric([*label, reason], float(count))
-        yield finished
-        for name, field, text in CACHES:
-            gauge = GaugeMetricFamily(f"treadle_{name}", text, labels=[*names, "cache"])
-            for cache, size in stats.caches.items():
-                gauge.add_metric([*label, cache], float(getattr(size, field)))
-            yield gauge
+        by_value: dict[str, list[MetricName]] = {}
+        for name in self._shown:
+            by_value.setdefault(name.value, []).append(name)
+        for key, named in by_value.items():
+            measured = MEASURED[key]
+            if stats is None and measured.of_engine:
+                continue
+            samples = list(measured.read(self, stats or EngineStats()))
+            for name in named:
+                yield _family(name, measured, samples)
+        if self._of_plugins:
+            yield from self._plugins()
+        yield from self._server()
 
     def _plugins(self) -> Iterator[Metric]:
         """What the engine's process and this one have called, added up."""
@@ -176,51 +189,13 @@ class Metrics:
             states.add_metric([*self._label, plugin, state], 1.0)
         yield states
 
-    def _requests(self) -> Iterator[Metric]:
-        for name, histogram, text in (
-            (
-                "time_to_first_token_seconds",
-                self.time_to_first_token,
-                "From arrival to the first token.",
-            ),
-            ("inter_token_latency_seconds", self.inter_token, "Between two chunks of a stream."),
-            ("e2e_request_latency_seconds", self.latency, "From arrival to the end of a request."),
-            ("request_prompt_tokens", self.prompt_lengths, "Prompt tokens of a request."),
-            ("request_generation_tokens", self.output_lengths, "Generated tokens of a request."),
-        ):
-            family = HistogramMetricFamily(f"treadle_{name}", text, labels=["model_name"])
-            family.add_metric(self._label, histogram.buckets(), histogram.sum)
-            yield family
-
     def _server(self) -> Iterator[Metric]:
-        active = GaugeMetricFamily("treadle_http_requests_active", "HTTP requests being answered.")
-        active.add_metric([], float(self.active))
-        yield active
-        requests = CounterMetricFamily(
-            "treadle_http_requests", "HTTP requests.", labels=["method", "route", "status"]
-        )
-        for (method, route, status), count in self._http.items():
-            requests.add_metric([method, route, str(status)], float(count))
-        yield requests
-        seconds = HistogramMetricFamily(
-            "treadle_http_request_seconds",
-            "Time to answer, streams to their end.",
-            labels=["route"],
-        )
-        for route, histogram in self._http_seconds.items():
-            seconds.add_metric([route], histogram.buckets(), histogram.sum)
-        yield seconds
         failures = CounterMetricFamily(
             "treadle_parser_failures", "Exceptions of output parsers.", labels=["parser"]
         )
         for parser, count in self._parser_failures.items():
             failures.add_metric([parser], float(count))
         yield failures
-        stuck = GaugeMetricFamily(
-            "treadle_parser_threads_hung", "Threads that output parsers do not give back."
-        )
-        stuck.add_metric([], float(self.stuck_threads))
-        yield stuck
         resident = GaugeMetricFamily(
             "treadle_process_resident_bytes",
             "Memory of the server's processes by what they do, shared pages included.",
@@ -230,6 +205,12 @@ class Metrics:
             resident.add_metric([process], float(size))
         yield resident
         for name, value, text in (
+            ("http_requests_active", self.active, "HTTP requests being answered."),
+            (
+                "parser_threads_hung",
+                self.stuck_threads,
+                "Threads that output parsers do not give back.",
+            ),
             ("stored_responses", self.stored_responses, "Responses that are kept."),
             (
                 "stored_response_bytes",
@@ -237,6 +218,29 @@ class Metrics:
                 "Bytes of responses that are kept.",
             ),
         ):
-            stored = GaugeMetricFamily(f"treadle_{name}", text)
-            stored.add_metric([], float(value))
-            yield stored
+            gauge = GaugeMetricFamily(f"treadle_{name}", text)
+            gauge.add_metric([], float(value))
+            yield gauge
+
+
+def _family(name: MetricName, measured: Measured, samples: Iterable[Sample]) -> Metric:
+    """Return what was measured under one of its names, summed over the labels that it lacks."""
+    shown = measured.labels if measured.shown is None else measured.shown
+    sources = {label: label for label in shown} if name.labels is None else name.labels
+    columns = [measured.labels.index(source) for source in sources.values()]
+    labels, constants = [*sources, *name.constants], tuple(name.constants.values())
+    sums: dict[tuple[str, ...], Any] = {}
+    for values, value in samples:
+        key = (*(values[column] for column in columns), *constants)
+        sums[key] = sums[key] + value if key in sums else value
+    text = name.text or measured.text
+    if measured.type == "histogram":
+        histograms = HistogramMetricFamily(name.family, text, labels=labels)
+        for key, histogram in sums.items():
+            histograms.add_metric(key, histogram.buckets(name.buckets), histogram.sum)
+        return histograms
+    create = CounterMetricFamily if measured.type == "counter" else GaugeMetricFamily
+    family = create(name.family, text, labels=labels)
+    for key, number in sums.items():
+        family.add_metric(key, number)
+    return family

@@ -101,7 +101,7 @@ def test_the_bytes_of_grammars_are_bounded_too(llm: LLM, monkeypatch: pytest.Mon
 
 def test_metrics_tell_what_caches_hold() -> None:
     stats = EngineStats(caches={"grammars": CacheStats(3, 256, 1000, 5000)})
-    page = Metrics("m").exposition(stats).decode()
+    page = Metrics("m").exposition(stats)[0].decode()
     for name, value in {"entries": 3, "entries_max": 256, "bytes": 1000, "bytes_max": 5000}.items():
         assert f'treadle_cache_{name}{{cache="grammars",model_name="m"}} {value}.0' in page
     assert 'treadle_process_resident_bytes{process="api"}' in page

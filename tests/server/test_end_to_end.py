@@ -14,6 +14,7 @@ from typing import Any
 
 import openai
 import pytest
+from exposition import one, samples
 from process import Process, served
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -70,6 +71,54 @@ def test_a_chat_is_the_same_streamed_or_not(client: openai.OpenAI) -> None:
     assert usage is not None and complete.usage is not None
     assert usage.completion_tokens == complete.usage.completion_tokens
     assert usage.prompt_tokens == complete.usage.prompt_tokens == 8
+
+
+def test_metrics_count_what_the_client_counts(client: openai.OpenAI, server: Process) -> None:
+    before = samples(server.client.get("/metrics").text)
+    options: Any = {
+        "model": "tiny",
+        "max_tokens": 9,
+        "temperature": 0,
+        "extra_body": {"ignore_eos": True},
+    }
+    usages = []
+    for n in (1, 1, 3):
+        usages.append(
+            client.completions.create(prompt="the same words again", n=n, **options).usage
+        )
+        stream = client.completions.create(
+            prompt=["a", "b"], n=n, stream=True, stream_options={"include_usage": True}, **options
+        )
+        usages.append([chunk.usage for chunk in stream][-1])
+    text = client.completions.create(prompt="x", **options).choices[0].text
+    stopped = client.completions.create(prompt="x", stop=[text[2]], **options)
+    assert stopped.choices[0].finish_reason == "stop"
+    usages.append(stopped.usage)
+    assert server.settles()
+    after = samples(server.client.get("/metrics").text)
+
+    def grown(name: str, **labels: str) -> float:
+        return one(after, name, **labels) - one(before, name, **labels)
+
+    prompt = sum(usage.prompt_tokens for usage in usages if usage is not None)
+    output = sum(usage.completion_tokens for usage in usages if usage is not None)
+    assert (
+        grown("vllm:prompt_tokens_total") == prompt + 1 == grown("vllm:request_prompt_tokens_sum")
+    )
+    assert grown("vllm:request_generation_tokens_sum") == output + 9
+    assert grown("vllm:request_success_total", finished_reason="stop") == 1
+    assert grown("vllm:request_success_total", finished_reason="length") == 1 + 1 + 3 + 2 * 5 + 1
+    assert grown("vllm:request_success_total", finished_reason="abort") == 0
+    assert grown("vllm:request_queue_time_seconds_count") == 3 + 2 * 3 + 2
+    assert grown("vllm:request_prefill_time_seconds_sum") > 0
+    parts = (
+        grown("vllm:request_prefill_time_seconds_sum"),
+        grown("vllm:request_decode_time_seconds_sum"),
+    )
+    assert sum(parts) == pytest.approx(grown("vllm:request_inference_time_seconds_sum"))
+    assert grown("vllm:iteration_tokens_total_count") == grown("treadle_engine_steps_total") > 9
+    assert grown("vllm:iteration_tokens_total_sum") > 0
+    assert one(after, "vllm:cache_config_info", enable_prefix_caching="True", engine="0") == 1
 
 
 def test_completions_of_every_prompt_form(client: openai.OpenAI) -> None:

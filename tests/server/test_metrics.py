@@ -30,7 +30,7 @@ async def test_the_numbers_are_those_of_the_client() -> None:
     assert value(page, "treadle_inter_token_latency_seconds_count") == 12
     assert value(page, "treadle_e2e_request_latency_seconds_count") == 10
     assert value(page, "treadle_request_generation_tokens_sum") == 110
-    assert value(page, "treadle_request_prompt_tokens_bucket", le="8") == 10
+    assert value(page, "treadle_request_prompt_tokens_bucket", le="8.0") == 10
     assert value(page, "treadle_request_success_total", reason="stop") == 10
     assert value(page, "treadle_engine_up", model_name="scripted") == 1
     assert value(page, "treadle_http_requests_active") == 1  # the scrape itself
@@ -68,5 +68,5 @@ def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:
     histogram = Histogram((1.0, 2.0))
     for observed in (0.5, 1.0, 1.5, 2.0, 99.0):
         histogram.observe(observed)
-    assert histogram.buckets() == [("1", 2.0), ("2", 4.0), ("+Inf", 5.0)]
+    assert histogram.buckets() == [("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)]
     assert histogram.sum == 104.0

@@ -41,7 +41,7 @@ def test_calls_and_states_are_metrics() -> None:
     call_stats = PluginCallStats()
     call_stats.counter(STAT_LOGGERS, "stat_loggers:x", "record").record_failure()
     call_stats.counter(SCHEDULING_POLICIES, "scheduling_policies:fcfs", "order").record_success(1.5)
-    page = Metrics("m", call_stats).exposition(stats).decode()
+    page = Metrics("m", call_stats).exposition(stats)[0].decode()
     labels = 'hook="record",model_name="m",outcome="error",plugin="stat_loggers:x"'
     assert f"treadle_plugin_calls_total{{{labels}}} 4.0" in page, "of both processes"
     labels = 'hook="order",model_name="m",outcome="slow",plugin="scheduling_policies:fcfs"'

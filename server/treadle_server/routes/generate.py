@@ -21,7 +21,7 @@ from treadle_server.completion_stream import (
 )
 from treadle_server.context import ServerContext
 from treadle_server.generation import Generation, whole_outputs
-from treadle_server.request_metrics import RequestTimer, count_reasoning, usage_of
+from treadle_server.request_metrics import count_reasoning, usage_of
 from treadle_server.sse import EventStream
 from treadle_server.wire.common import Usage
 
@@ -46,13 +46,15 @@ async def complete(
 
     Raises what ``prepare`` and the engine raise.
     """
-    timer = RequestTimer(context.metrics if context.config.enable_request_metrics else None)
-    generation = await prepare()
-    outputs = await whole_outputs(context.engine, generation)
-    client = "" if generation.chat is None else generation.chat.conversation.client
-    usage = usage_of(outputs, await count_reasoning(context.engine, outputs, client))
-    usage = visible_usage(generation, usage)
-    timer.record_finished(usage, outputs)
+    with context.timer() as timer:
+        generation = await prepare()
+        timer.begin(generation)
+        outputs = await whole_outputs(context.engine, generation)
+        client = "" if generation.chat is None else generation.chat.conversation.client
+        usage = usage_of(outputs, await count_reasoning(context.engine, outputs, client))
+        usage = visible_usage(generation, usage)
+        timer.record_outputs(outputs)
+        timer.record_finished(usage)
     return generation, outputs, usage
 
 

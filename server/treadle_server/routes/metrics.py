@@ -6,9 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from litestar import Response, get
+from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from treadle.errors import EngineDeadError
 from treadle_server.context import ServerContext
@@ -21,7 +20,7 @@ TIMEOUT_FACTOR = 0.5
 
 def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     @get("/metrics")
-    async def metrics() -> Response[Any]:
+    async def metrics(request: Request[Any, Any, Any]) -> Response[Any]:
         with suppress(EngineDeadError, TimeoutError):
             async with asyncio.timeout(
                 TIMEOUT_FACTOR
@@ -31,10 +30,12 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         context.metrics.stuck_threads = context.engine.parser_watchdog.num_stuck
         context.metrics.stored_responses = len(context.responses)
         context.metrics.stored_response_bytes = context.responses.num_bytes
-        return Response(
-            context.metrics.exposition(stats, context.engine.plugins.states()),
-            media_type=CONTENT_TYPE_LATEST,
-            status_code=200,
+        page, media_type = context.metrics.exposition(
+            stats,
+            context.engine.plugins.states(),
+            context.app_instance.metric_names,
+            request.headers.get("accept", ""),
         )
+        return Response(page, media_type=media_type, status_code=200)
 
     return [metrics]
