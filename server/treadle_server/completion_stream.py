@@ -109,7 +109,7 @@ async def answer_events(
         timer.begin(generation)
         writer.begin(generation)
         counter = TokenUsageCounter(timer)
-        async with aclosing(merged_outputs(context.engine, generation)) as batches:
+        async with aclosing(merged_outputs(context, generation)) as batches:
             async for batch in batches:
                 timer.record_output()
                 for number, output in batch:

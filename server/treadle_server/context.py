@@ -26,6 +26,7 @@ from treadle_server.fingerprint import fingerprint
 from treadle_server.keys import key_digest
 from treadle_server.metric_names import MetricName, gen_ai_names, vllm_names
 from treadle_server.metrics import TREADLE_NAMES, Metrics
+from treadle_server.observers import Observers
 from treadle_server.request_metrics import RequestTimer
 from treadle_server.responses.store import ResponseStore
 from treadle_server.sampling import to_params
@@ -44,7 +45,7 @@ class ServerContext:
 
     ``draining`` is set when it is going to stop, ``is_dead`` when the engine has stopped, ``is_hung``
     while the engine does not answer; ``stats`` is what it returned last. ``chat_processor`` prepares chats
-    with the parsers that are used.
+    with the parsers that are used. ``observers`` are told of each prompt that the engine has answered.
     """
 
     app_instance: AppInstance
@@ -67,6 +68,7 @@ class ServerContext:
             cache_config=cache_config(engine),
             of_plugins=config.enable_plugin_metrics,
         )
+        self.observers = Observers()
         self.draining = False
         self.is_dead: EngineDeadError | None = None
         self.is_hung: EngineDeadError | None = None

@@ -17,7 +17,7 @@ from treadle.errors import RequestError
 from treadle.outputs import CompletionOutput, RequestOutput
 from treadle.text.chat import ChatOutputParser, PreparedChat
 from treadle.text.prompts import Prompt, prompt_at
-from treadle_server.engine import Engine
+from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
 from treadle_server.wire.common import SamplingFields
 
@@ -52,12 +52,12 @@ class Generation(msgspec.Struct, kw_only=True, frozen=True):
         return self.id if len(self.prompts) == 1 else f"{self.id}-{index}"
 
 
-async def whole_outputs(engine: Engine, generation: Generation) -> list[RequestOutput]:
+async def whole_outputs(context: ServerContext, generation: Generation) -> list[RequestOutput]:
     """Run all prompts concurrently and return their final outputs. The first failure ends the others."""
     if len(generation.prompts) == 1:
-        return [await _collect(engine, generation, 0)]
+        return [await _collect(context, generation, 0)]
     indices = range(len(generation.prompts))
-    tasks = [asyncio.create_task(_collect(engine, generation, i)) for i in indices]
+    tasks = [asyncio.create_task(_collect(context, generation, i)) for i in indices]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -65,11 +65,11 @@ async def whole_outputs(engine: Engine, generation: Generation) -> list[RequestO
 
 
 async def merged_outputs(
-    engine: Engine, generation: Generation
+    context: ServerContext, generation: Generation
 ) -> AsyncGenerator[list[PromptOutput], None]:
     """Yield outputs as they arrive, each time all since the last yield."""
     if len(generation.prompts) == 1:
-        async with aclosing(_outputs(engine, generation, 0)) as outputs:
+        async with aclosing(_outputs(context, generation, 0)) as outputs:
             async for output in outputs:
                 yield [(0, output)]
         return
@@ -78,7 +78,7 @@ async def merged_outputs(
 
     async def pump(index: int) -> None:
         try:
-            async with aclosing(_outputs(engine, generation, index)) as outputs:
+            async with aclosing(_outputs(context, generation, index)) as outputs:
                 async for output in outputs:
                     ready.append((index, output))
                     wakeup.set()
@@ -104,26 +104,33 @@ async def merged_outputs(
 
 
 async def _outputs(
-    engine: Engine, generation: Generation, index: int
+    context: ServerContext, generation: Generation, index: int
 ) -> AsyncGenerator[RequestOutput, None]:
     """Yield the outputs of one prompt. Raises ``APIError`` if the engine fails on one of them, and
     ``RequestError`` if the request is to blame."""
     parser = generation.create_parser()
-    source = engine.generate(
+    source = context.engine.generate(
         generation.prompts[index], generation.params, request_id=generation.label(index)
     )
-    with prompt_at(index, len(generation.prompts)):
+    with (
+        context.observers.recorded(generation) as record,
+        prompt_at(index, len(generation.prompts)),
+    ):
         async with aclosing(source) as outputs:
             async for output in outputs:
                 for completion in output.outputs:
                     if completion.finish_reason == "error":
                         raise _failure(completion)
-                yield output if parser is None else await parser.parse(output)
+                if parser is not None:
+                    output = await parser.parse(output)
+                if record is not None:
+                    record.add(output)
+                yield output
 
 
-async def _collect(engine: Engine, generation: Generation, index: int) -> RequestOutput:
+async def _collect(context: ServerContext, generation: Generation, index: int) -> RequestOutput:
     last: RequestOutput | None = None
-    async with aclosing(_outputs(engine, generation, index)) as outputs:
+    async with aclosing(_outputs(context, generation, index)) as outputs:
         async for output in outputs:
             last = output
     if last is None:
