@@ -63,6 +63,7 @@ HEAVY = (
     "ray",
     "xformers",
     "flashinfer",
+    "opentelemetry",
 )
 
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
