@@ -11,7 +11,7 @@ __all__ = ("banner",)
 
 
 def banner(context: ServerContext, url: str) -> str:
-    return "\n".join(f"{title:<11}{text}" for title, text in lines(context, url))
+    return "\n".join(f"{title:<10} {text}" for title, text in lines(context, url))
 
 
 def lines(context: ServerContext, url: str) -> Iterator[tuple[str, str]]:

@@ -212,7 +212,7 @@ def test_a_writer_that_raises_fails_its_step(odd: Odd, expected: list[int], fail
     """Slots are asked for where a kernel writes keys and values."""
     kernel = {"kernel_ops:odd": {"method": "never"}}
     llm = odd("attention_backends", "slot_mapping", failure, first_call=20, times=1, others=kernel)
-    assert any("rope_and_cache: odd" in line for line in llm.info.report)
+    assert any("rope_and_cache by odd" in line for line in llm.info.report)
     for output in finish(llm, {}, {}):
         _matches(
             str(output.error),

@@ -295,11 +295,11 @@ def test_two_ranks(
 def test_the_report(llama: Path) -> None:
     _, report = run_fused(llama)
     kernels, *fused = report.lines()
-    assert kernels.startswith("kernels      rms_norm: mine, fused_add_rms_norm: mine, ")
+    assert kernels.startswith("Kernels: rms_norm by mine, fused_add_rms_norm by mine, ")
     assert fused == [
-        "fused        fused_add_partials_rms_norm + linear_split_k at 5 places; not at "
-        "model.layers.2.self_attn.o_proj: the last layer selects rows before the norm",
-        "fused        rope_and_cache at 3 places",
-        "fused        linear_silu_and_mul at 3 places",
+        "Fused: fused_add_partials_rms_norm + linear_split_k at 5 places; not at "
+        "model.layers.2.self_attn.o_proj: the last layer selects rows before the norm.",
+        "Fused: rope_and_cache at 3 places.",
+        "Fused: linear_silu_and_mul at 3 places.",
     ]
     assert list(FusionReport().lines()) == []

@@ -36,15 +36,16 @@ class FusionReport:
         """Yield lines for the start-up report; none without plugins."""
         if not self.backends:
             return
-        yield "kernels      " + ", ".join(f"{op}: {name}" for op, name in self.backends.items())
+        backends = ", ".join(f"{op} by {name}" for op, name in self.backends.items())
+        yield f"Kernels: {backends}."
         for fusion, paths in self.fused.items():
-            text = f"fused        {fusion} at {len(paths)} places"
+            text = f"Fused: {fusion} at {len(paths)} places"
             for reason, separate_paths in self.separate.get(fusion, {}).items():
                 text += f"; not at {separate_paths[0]}" + f" and {len(separate_paths) - 1} more" * (
                     len(separate_paths) > 1
                 )
                 text += f": {reason}"
-            yield text
+            yield f"{text}."
 
 
 def apply_fusions(

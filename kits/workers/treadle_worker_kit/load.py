@@ -22,12 +22,13 @@ from treadle_worker_kit.build import build_model
 from treadle_worker_kit.device import pick_device
 from treadle_worker_kit.fusion import apply_fusions
 from treadle_worker_kit.memory import (
-    GIB,
     MemoryUsage,
+    cache_advice,
     count_pages,
     explain_out_of_memory,
     machine_bytes,
     plain_bytes,
+    size_text,
     weight_bytes,
 )
 from treadle_worker_kit.model_config import (
@@ -37,7 +38,6 @@ from treadle_worker_kit.model_config import (
     resolve_dtype,
     text_config,
 )
-from treadle_worker_kit.report import memory_lines
 from treadle_worker_kit.scales import calculate_scales
 from treadle_worker_kit.stages import DOWNLOAD, StartStages
 
@@ -103,16 +103,18 @@ def load_model(
             usage.weights = torch.cuda.memory_allocated(device) - base_bytes
         pages = _size_cache(config, guarded, attention, device, max_len, usage, stages)
         pages = tp_group.all_reduce_min(pages)
-        max_len = _fit_length(config, attention, pages, max_len)
         usage.cache = sum(n * size for n, size in zip(pages, attention.page_bytes(), strict=True))
+        max_len, cut = _fit_length(config, attention, pages, max_len, usage)
         if device.type == "cpu" and usage.cache > machine_bytes():
             # The system grants it nevertheless, and ends the process when the memory is used.
             raise OutOfMemoryError(
-                f"{usage.cache / GIB:.2f} GiB of KV cache are more than the {machine_bytes() / GIB:.1f} GiB "
-                "of this machine; lower num_pages"
+                f"{size_text(usage.cache)} of KV cache are more than the {size_text(machine_bytes())} "
+                f"of this machine; lower {_cache_option(config, device)}"
             )
         with explain_out_of_memory(
-            device, f"allocating {usage.cache / GIB:.2f} GiB of KV cache", "lower num_pages"
+            device,
+            f"allocating {size_text(usage.cache)} of KV cache",
+            f"lower {_cache_option(config, device)}",
         ):
             attention.allocate(pages, device, model)
         if config.cache.calculate_kv_scales:
@@ -137,10 +139,9 @@ def load_model(
         eos_token_ids=sorted(eos_ids(hf_config, files)),
         attention=attention.names,
         weights_bytes=usage.weights,
-        report=[],
+        report=cut,
         stages=stages.seconds,
     )
-    facts.report.extend(memory_lines(facts, usage, config.scheduler.max_num_batched_tokens))
     facts.report.extend(fusions.lines())
     return LoadedModel(guarded, device, attention, facts), usage
 
@@ -233,10 +234,25 @@ def _largest_step(
     _ = [logits.clone() for _ in range(3)]
 
 
+def _cache_option(config: EngineConfig, device: torch.device) -> str:
+    """Return the name of the option that decides how large the KV cache is."""
+    if config.cache.num_pages is not None:
+        return "num_pages"
+    is_fraction = device.type == "cuda" and config.cache.kv_cache_memory_bytes is None
+    return "gpu_memory_utilization" if is_fraction else "kv_cache_memory_bytes"
+
+
 def _fit_length(
-    config: EngineConfig, attention: AttentionLayers, pages: list[int], max_len: int
-) -> int:
-    """Return ``max_len`` or the length that fits. Raises ``ConfigError`` if the user set more."""
+    config: EngineConfig,
+    attention: AttentionLayers,
+    pages: list[int],
+    max_len: int,
+    usage: MemoryUsage,
+) -> tuple[int, list[str]]:
+    """Return ``max_len``, or the length that fits and a sentence about it.
+
+    Raises ``ConfigError`` if the user set more than fits.
+    """
     size = attention.page_size or 0
     full = [
         n - 1
@@ -244,12 +260,16 @@ def _fit_length(
         if window is None or n - 1 < -(-window // size) + 2
     ]
     if not full or min(full) * size >= max_len:
-        return max_len
+        return max_len, []
     limit = min(full) * size
+    windows = [window for _, window in attention.cache_groups]
+    advice = cache_advice(config, attention.page_bytes(), windows, size, max_len, usage)
     if config.model.max_model_len is not None:
         raise ConfigError(
             f"max_model_len is {max_len} tokens, but the KV cache holds {limit} "
-            f"({min(full)} pages of {size}); lower max_model_len or raise num_pages, "
-            "gpu_memory_utilization or kv_cache_memory_bytes"
+            f"({min(full)} pages of {size}); lower max_model_len, or {advice}"
         )
-    return limit
+    return limit, [
+        f"The context is {limit:,} tokens, not the model's {max_len:,}: the KV cache holds no more. For "
+        f"all of it, {advice}."
+    ]

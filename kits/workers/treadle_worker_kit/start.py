@@ -12,8 +12,8 @@ from treadle.plugins import PluginManager
 from treadle.runner.model_runner import LoadedModel, ModelRunner
 from treadle_worker_kit.download import DownloadProgress
 from treadle_worker_kit.load import load_model
-from treadle_worker_kit.memory import GIB, MemoryUsage, explain_out_of_memory
-from treadle_worker_kit.report import option_line, stage_line
+from treadle_worker_kit.memory import MemoryUsage, explain_out_of_memory
+from treadle_worker_kit.report import memory_lines, stage_line
 from treadle_worker_kit.stages import Announce, StartStages
 
 __all__ = ("start_runner",)
@@ -38,29 +38,32 @@ def start_runner(
         kernels = runner.sampler_kernels
         stages.check_alike("kernels of the sampler", *kernels.values())
     if kernels:
-        report.append("sampler      " + ", ".join(f"{op}: {kernels[op]}" for op in kernels))
+        report.append(
+            "Kernels of the sampler: " + ", ".join(f"{op} by {kernels[op]}" for op in kernels) + "."
+        )
     if loaded.device.type == "cuda" and not config.device.enforce_eager:
         advice = "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"
         with (
             stages.stage("graphs"),
             explain_out_of_memory(loaded.device, "capturing CUDA graphs", advice),
         ):
-            sizes = bucket_sizes(config.scheduler.max_num_seqs)
-            report.append(_capture(runner, loaded, sizes, stages, usage))
-    report += [option_line(config, usage), stage_line(stages.seconds)]
+            report += _capture(runner, loaded, config, stages, usage)
+    report[:0] = memory_lines(config, loaded.info, usage)
+    report.append(stage_line(stages.seconds))
     return runner
 
 
 def _capture(
     runner: ModelRunner,
     loaded: LoadedModel,
-    sizes: list[int],
+    config: EngineConfig,
     stages: StartStages,
     usage: MemoryUsage,
-) -> str:
-    """Capture CUDA graphs if the attention backends allow it; return a line about it."""
+) -> list[str]:
+    """Capture CUDA graphs, or return a sentence that the attention backends do not allow it."""
     if not loaded.attention.graph_safe:
-        return f"graphs       none: attention {loaded.attention.names} is not graph-safe"
+        return [f"There are no CUDA graphs: attention {loaded.attention.names} is not graph-safe."]
+    sizes = bucket_sizes(config.scheduler.max_num_seqs)
     free_bytes = torch.cuda.mem_get_info(loaded.device)[0]
     graphs = runner.create_graphs()
     for rows in tqdm(sizes[::-1], desc="Capturing CUDA graphs", unit="size", leave=False):
@@ -73,7 +76,7 @@ def _capture(
         stages.meet()
         graphs.capture(rows)
     usage.graphs = free_bytes - torch.cuda.mem_get_info(loaded.device)[0]
-    return f"graphs       {usage.graphs / GIB:8.3f} GiB: {len(sizes)} batch sizes"
+    return []
 
 
 def bucket_sizes(max_size: int) -> list[int]:

@@ -92,7 +92,7 @@ class RayExecutor(WorkerGroupExecutor):
             refs.append(actor.execute.remote(encode(start)))
         info = self.all_started(self._watch(refs))
         placement = ", ".join(f"{count} on {node[:8]}" for node, count in workers_of.items())
-        info.report.append(f"ray          {len(nodes)} workers: {placement}")
+        info.report.append(f"Ray runs {len(nodes)} workers: {placement}.")
         return info
 
     def _watch(self, refs: list[Any]) -> dict[int, WorkerReply]:
