@@ -27,6 +27,7 @@ ALLOWANCES: dict[str, frozenset[str]] = {
         {
             "treadle.config",
             "treadle.loading",
+            "treadle.known_plugins",
             "treadle.loading.formats",
             "treadle.loading.matching",
             "treadle.loading.sizes",

@@ -33,11 +33,11 @@ from treadle.loading import fetch, parse_ref
 from treadle.loading.formats import DETECTED, has_weights
 from treadle.loading.matching import AUTO, Decision
 from treadle.plugins import PluginManager
-from treadle.runner.attention import AttentionLayers
 from treadle.sampling.kernels import SAMPLER_OPS
 from treadle.structured_output.manager import preferred_order
 from treadle.text.assets import FrontendAssets, choose_renderer
 from treadle.text.parser_plugins import PARSER_KINDS, choose_parser
+from treadle_worker_kit.attention import AttentionLayers
 from treadle_worker_kit.build import empty_model, find_method, find_model
 from treadle_worker_kit.device import pick_device
 from treadle_worker_kit.model_config import (

@@ -13,6 +13,7 @@ from treadle.config import from_options
 from treadle.errors import CheckpointError, ConfigError
 from treadle.layers import Attention, SingleRankCommunicator
 from treadle.plugins import PluginManager
+from treadle.runner.attention import build_metadata
 from treadle.runner.model_runner import LoadedModel
 from treadle.testing.attention_reference import batch_of
 from treadle.testing.checkpoints import make_checkpoint
@@ -64,7 +65,7 @@ def logits(started: LoadedModel) -> torch.Tensor:
     with torch.inference_mode():
         for first, last in ((0, 27), (27, 28), (28, 29), (29, 30)):
             batch, _ = batch_of([last - first], [last], page_size=size, device=device)
-            forward_ctx = started.attention.build_metadata([batch])
+            forward_ctx = build_metadata(started.attention, [batch])
             positions = torch.arange(first, last, device=device)
             hidden = model.forward(ids[first:last], positions, forward_ctx)
         return model.compute_logits(hidden[-1:]).cpu()

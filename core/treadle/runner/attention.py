@@ -1,62 +1,20 @@
-"""Attention backends of a model's layers, and the tensors of the paged cache."""
+"""The groups of a model's attention layers, and the metadata of a step for each of them."""
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from treadle.api.attention import (
     AttentionBackend,
-    AttentionOffer,
     AttentionRequest,
     CommonAttentionMetadata,
     ForwardContext,
 )
-from treadle.api.cache import DeviceInfo, KVCacheSpec
-from treadle.api.kinds import ATTENTION_BACKENDS
-from treadle.config import EngineConfig
-from treadle.errors import ConfigError, PluginNotFoundError
-from treadle.known_plugins import install_hint, known_distributions
-from treadle.layers import Attention
-from treadle.layers.device import torch_dtype
-from treadle.plugins import PluginManager
 
-__all__ = ("AttentionLayers", "attention_offer")
-
-
-def attention_offer(
-    plugins: PluginManager, request: AttentionRequest, pin: str | None = None
-) -> AttentionOffer:
-    """Return the best offer, or that of the backend ``pin``, behind the boundary.
-
-    Raises ``PluginNotFoundError`` with every refusal, and what could be installed, if there is
-    none, ``ConfigError`` if the pinned backend refuses.
-    """
-    offer = plugins.best_offer(ATTENTION_BACKENDS, pin, request=request)
-    if offer is not None:
-        return offer
-    _, refusals = plugins.offers(ATTENTION_BACKENDS, pin, request=request)
-    if pin is not None:
-        reasons = "; ".join(r for refusal in refusals for r in refusal.reasons)
-        offers, _ = plugins.offers(ATTENTION_BACKENDS, request=request)
-        raise ConfigError(
-            f"attention_backend is {pin!r}, which cannot serve this model: "
-            f"{reasons or 'it made no offer'}; backends that can: "
-            f"{', '.join(offer.name for offer in offers) or 'none'}"
-        )
-    reasons = "".join(f"\n  {r.name}: {'; '.join(r.reasons)}" for r in refusals)
-    installed = {entry.dist for entry in plugins.entries}
-    distributions = known_distributions(ATTENTION_BACKENDS.name)
-    missing = [dist for dist in distributions if dist not in installed]
-    hint = f"\n  not installed: {', '.join(missing)}; {install_hint(*missing)}" if missing else ""
-    raise PluginNotFoundError(
-        f"no attention backend can serve this model:{reasons or ' none is installed'}{hint}"
-    )
+__all__ = ("AttentionGroup", "build_metadata")
 
 
 @dataclass(slots=True)
@@ -70,100 +28,11 @@ class AttentionGroup:
     name: str
 
 
-class AttentionLayers:
-    """The attention layers of a model, registered while it is built, and their paged cache.
-
-    Layers of the same cache kind and window share page tables (a *KV cache group*). Layers with
-    the same request share a backend and its metadata (an *attention group*).
-    """
-
-    def __init__(self, config: EngineConfig, plugins: PluginManager, device: DeviceInfo) -> None:
-        self.page_size = config.cache.page_size
-        self.attention_groups: list[AttentionGroup] = []
-        self.cache_groups: list[tuple[str, int | None]] = []
-        self.specs: dict[str, tuple[KVCacheSpec, AttentionGroup]] = {}
-        self._config = config
-        self._plugins = plugins
-        self._device = device
-
-    def register(self, request: AttentionRequest, spec: KVCacheSpec) -> AttentionBackend:
-        """Register an attention layer and return its backend. Raises ``ConfigError``."""
-        kv_dtype = self._config.cache.kv_cache_dtype
-        spec = replace(spec, dtype=spec.dtype if kv_dtype == "auto" else kv_dtype)
-        request = replace(
-            request, device=self._device, kv_dtype=spec.dtype, page_size=self.page_size
-        )
-        group = next((g for g in self.attention_groups if g.request == request), None)
-        if group is None:
-            group = self._create_group(request, spec)
-        self.specs[spec.layer] = (spec, group)
-        return group.backend
-
-    def _create_group(self, request: AttentionRequest, spec: KVCacheSpec) -> AttentionGroup:
-        offer = attention_offer(self._plugins, request, self._config.device.attention_backend)
-        if self.page_size is None:
-            self.page_size = offer.page_sizes[0]
-            request = replace(request, page_size=self.page_size)
-        if self.page_size not in offer.page_sizes:
-            raise ConfigError(
-                f"page_size is {self.page_size}; attention backend {offer.name!r} allows "
-                f"{', '.join(map(str, offer.page_sizes))}"
-            )
-        key = (spec.kind, spec.window)
-        if key not in self.cache_groups:
-            self.cache_groups.append(key)
-        group = AttentionGroup(
-            request, offer.create(), self.cache_groups.index(key), offer.graph_safe, offer.name
-        )
-        self.attention_groups.append(group)
-        return group
-
-    @property
-    def graph_safe(self) -> bool:
-        return all(group.graph_safe for group in self.attention_groups)
-
-    @property
-    def names(self) -> str:
-        return ", ".join(sorted({group.name for group in self.attention_groups}))
-
-    @property
-    def _size(self) -> int:
-        if self.page_size is None:
-            raise ConfigError("the model has no attention layers; treadle cannot run it yet")
-        return self.page_size
-
-    def page_bytes(self) -> list[int]:
-        """Return the bytes of a page of each KV cache group, over all its layers."""
-        totals = [0] * len(self.cache_groups)
-        for spec, group in self.specs.values():
-            shape = group.backend.kv_cache_shape(1, self._size, spec)
-            totals[group.cache_group] += math.prod(shape) * torch_dtype(spec.dtype).itemsize
-        return totals
-
-    def allocate(self, pages: list[int], device: torch.device, model: torch.nn.Module) -> None:
-        """Allocate the cache of every layer and set it in the model's attention modules.
-
-        The cache is zeroed, since padding rows read it and must not read NaN.
-        """
-        for module in model.modules():
-            if isinstance(module, Attention):
-                spec, group = self.specs[module.spec.layer]
-                shape = group.backend.kv_cache_shape(pages[group.cache_group], self._size, spec)
-                module.cache = _zeros(shape, torch_dtype(spec.dtype), device)
-                module.attn_group = self.attention_groups.index(group)
-
-    def build_metadata(
-        self, batches: list[CommonAttentionMetadata], logits_indices: Tensor | None = None
-    ) -> ForwardContext:
-        """Return the forward context of a step. ``batches`` are by KV cache group."""
-        metadata = [g.backend.build_metadata(batches[g.cache_group]) for g in self.attention_groups]
-        return ForwardContext(metadata, logits_indices)
-
-
-def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros. On a CPU, pages of the system become resident when they are first written."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
-    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+def build_metadata(
+    groups: Sequence[AttentionGroup],
+    batches: Sequence[CommonAttentionMetadata],
+    logits_indices: Tensor | None = None,
+) -> ForwardContext:
+    """Return the forward context of a step. ``batches`` are by KV cache group."""
+    metadata = [g.backend.build_metadata(batches[g.cache_group]) for g in groups]
+    return ForwardContext(metadata, logits_indices)

@@ -13,7 +13,7 @@ from torch import Tensor
 from treadle.api.attention import CommonAttentionMetadata
 from treadle.api.models import CausalModel
 from treadle.api.stats import CacheStats
-from treadle.runner.attention import AttentionLayers
+from treadle.runner.attention import AttentionGroup, build_metadata
 from treadle.runner.inputs import PageTables
 from treadle.runner.outputs import flag_invalid
 from treadle.sampling.features import Features
@@ -57,7 +57,7 @@ class DecodeGraphs:
     def __init__(
         self,
         model: CausalModel,
-        attention: AttentionLayers,
+        attention: Sequence[AttentionGroup],
         tables: PageTables,
         sampler: Sampler,
         last_tokens: Tensor,
@@ -131,7 +131,7 @@ class DecodeGraphs:
             )
             for table, (mapping, _, _) in groups
         ]
-        forward_ctx = self._attention.build_metadata(batches)
+        forward_ctx = build_metadata(self._attention, batches)
         ids = self._last_tokens.index_select(0, slots)
         return self._model.compute_logits(self._model.forward(ids, positions, forward_ctx))
 

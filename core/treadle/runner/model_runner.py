@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from treadle.config import EngineConfig
 from treadle.errors import PluginLoadError
 from treadle.layers.device import device_info
 from treadle.plugins import PluginManager
-from treadle.runner.attention import AttentionLayers
+from treadle.runner.attention import AttentionGroup, build_metadata
 from treadle.runner.cuda_graphs import DecodeGraphs
 from treadle.runner.inputs import PageTables, build_inputs
 from treadle.runner.outputs import InFlightOutput, flag_invalid
@@ -40,7 +41,7 @@ class LoadedModel:
 
     model: CausalModel
     device: torch.device
-    attention: AttentionLayers
+    attention: Sequence[AttentionGroup]
     info: EngineInfo
 
 
@@ -163,8 +164,10 @@ class ModelRunner:
             scheduler_output, self._tables, self._last_tokens, self.info.page_size, self._packer
         )
         needs_prompt_logprobs = any(slot in self._prompts for slot in scheduler_output.slots)
-        forward_ctx = self._attention.build_metadata(
-            inputs.batches, None if needs_prompt_logprobs else inputs.logits_indices
+        forward_ctx = build_metadata(
+            self._attention,
+            inputs.batches,
+            None if needs_prompt_logprobs else inputs.logits_indices,
         )
         hidden = self.model.forward(inputs.input_ids, inputs.positions, forward_ctx)
         if needs_prompt_logprobs:

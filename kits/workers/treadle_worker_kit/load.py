@@ -15,8 +15,9 @@ from treadle.errors import ConfigError, OutOfMemoryError
 from treadle.layers.device import device_info, dtype_name
 from treadle.loading import fetch, parse_ref
 from treadle.plugins import PluginManager
-from treadle.runner.attention import AttentionLayers
+from treadle.runner.attention import build_metadata
 from treadle.runner.model_runner import LoadedModel
+from treadle_worker_kit.attention import AttentionLayers
 from treadle_worker_kit.budget import MemoryBudget
 from treadle_worker_kit.build import build_model
 from treadle_worker_kit.device import pick_device
@@ -96,7 +97,7 @@ def load_model(
             attention.names,
             attention.page_size,
             max_len,
-            attention.graph_safe,
+            all(group.graph_safe for group in attention.attention_groups),
         )
         usage.weights, usage.quantizable = weight_bytes(model), plain_bytes(model)
         if device.type == "cuda":
@@ -143,7 +144,7 @@ def load_model(
         stages=stages.seconds,
     )
     facts.report.extend(fusions.lines())
-    return LoadedModel(guarded, device, attention, facts), usage
+    return LoadedModel(guarded, device, attention.attention_groups, facts), usage
 
 
 def _cache_groups(attention: AttentionLayers, pages: list[int]) -> list[KVCacheGroup]:
@@ -226,7 +227,7 @@ def _largest_step(
         query_lens_cpu=[1] * tokens,
         seq_lens_cpu=[1] * tokens,
     )
-    forward_ctx = attention.build_metadata([batch] * len(attention.cache_groups))
+    forward_ctx = build_metadata(attention.attention_groups, [batch] * len(attention.cache_groups))
     hidden = model.forward(zeros, zeros, forward_ctx)
     logits = model.compute_logits(hidden[:rows])
     # The sampler needs a few float32 copies of the logits.

@@ -12,7 +12,8 @@ from treadle.api.attention import CommonAttentionMetadata
 from treadle.api.communicators import Communicator
 from treadle.errors import ConfigError
 from treadle.layers import Attention
-from treadle.runner.attention import AttentionLayers
+from treadle.runner.attention import build_metadata
+from treadle_worker_kit.attention import AttentionLayers
 from treadle_worker_kit.stages import StartStages
 
 __all__ = ("calculate_scales",)
@@ -58,7 +59,7 @@ def calculate_scales(
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocab_size, (batch.max_seq_len,), generator=generator).to(device)
     positions = torch.arange(batch.max_seq_len, device=device)
-    forward_ctx = attention.build_metadata([batch] * len(attention.cache_groups))
+    forward_ctx = build_metadata(attention.attention_groups, [batch] * len(attention.cache_groups))
     with stages.dry_run() as compiles:
         if compiles:
             model.forward(ids, positions, forward_ctx)

@@ -61,8 +61,8 @@ def _capture(
     usage: MemoryUsage,
 ) -> list[str]:
     """Capture CUDA graphs, or return a sentence that the attention backends do not allow it."""
-    if not loaded.attention.graph_safe:
-        return [f"There are no CUDA graphs: attention {loaded.attention.names} is not graph-safe."]
+    if not all(group.graph_safe for group in loaded.attention):
+        return [f"There are no CUDA graphs: attention {loaded.info.attention} is not graph-safe."]
     sizes = bucket_sizes(config.scheduler.max_num_seqs)
     free_bytes = torch.cuda.mem_get_info(loaded.device)[0]
     graphs = runner.create_graphs()

@@ -7,7 +7,7 @@ import pytest
 from treadle.api.kinds import ATTENTION_BACKENDS
 from treadle.api.types import AttentionRequest, DeviceInfo, KernelRequest
 from treadle.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
-from treadle.runner.attention import attention_offer
+from treadle_worker_kit.attention import attention_offer
 
 CPU = DeviceInfo("cpu")
 REQUEST = AttentionRequest(
