@@ -30,7 +30,7 @@ class GuardedParser:
     """One parser, and the text that it has not answered for yet.
 
     ``build`` makes the parser when there is something to feed it, behind the boundary of its
-    plugin, and tells whether it runs inline (see ``RunsInline``); it may raise any ``TreadleError``.
+    plugin, and tells whether it runs inline (see ``SupportsInlineCalls``); it may raise any ``TreadleError``.
     After the first error the parser is not called again. With ``strict`` an error is an
     ``EngineError``, which ends the request. ``hung`` is told the method that does not return.
     """
