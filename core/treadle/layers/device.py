@@ -6,15 +6,7 @@ import torch
 
 from treadle.api.cache import DeviceInfo
 
-__all__ = ("device_info", "dtype_name", "torch_dtype")
-
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "fp8_e5m2": torch.float8_e5m2,
-}
+__all__ = ("device_info", "dtype_name")
 
 
 def device_info(device: torch.device) -> DeviceInfo:
@@ -33,8 +25,3 @@ def device_info(device: torch.device) -> DeviceInfo:
 def dtype_name(dtype: torch.dtype) -> str:
     """``bfloat16`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype of an option value."""
-    return DTYPES[name]

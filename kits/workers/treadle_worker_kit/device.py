@@ -1,4 +1,4 @@
-"""The device of a rank."""
+"""The device of a rank, and dtypes by the names of options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import torch
 
 from treadle.errors import ConfigError
 
-__all__ = ("pick_device",)
+__all__ = ("pick_device", "torch_dtype")
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
 
 
 def pick_device(name: str, rank: int = 0) -> torch.device:
@@ -30,3 +38,8 @@ def pick_device(name: str, rank: int = 0) -> torch.device:
                 f"device {device} does not exist; CUDA devices: {torch.cuda.device_count()}"
             )
     return device
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype of an option value."""
+    return DTYPES[name]
