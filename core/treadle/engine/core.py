@@ -23,6 +23,7 @@ from treadle.errors import (
     TreadleError,
 )
 from treadle.plugins import PluginManager
+from treadle.plugins.guard import strict_error
 from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.sequence import SequenceState
 from treadle.structured_output import StructuredOutputManager, StructuredOutputState
@@ -151,10 +152,6 @@ class EngineCore:
                 log.warning("%s", error, exc_info=error.__cause__)
                 raise
 
-    def _shutdown_if_strict(self, error: TreadleError) -> None:
-        if self.plugins.switches.strict:
-            raise EngineError(f"{error} (plugin_strict makes it fatal)") from error
-
     def _seed(self, request: EngineRequest) -> int:
         """Return the sampling seed. Random numbers depend only on it and the token's position."""
         base = request.params.seed
@@ -212,7 +209,7 @@ class EngineCore:
             self._executor.check_health()
         fault = result.error or next(iter(result.row_errors.values()), None)
         if fault is not None and self.plugins.switches.strict:
-            raise EngineError(f"{fault} (plugin_strict makes it fatal)")
+            raise strict_error(fault)
         self._steps += 1
         if result.sampling_graphs.entries:
             self._sampling_graphs = result.sampling_graphs
@@ -237,7 +234,8 @@ class EngineCore:
                 message = TokenOutput(name, [], "error", error=str(error), param=error.param)
                 outputs.append(message)
             except PluginLoadError as error:
-                self._shutdown_if_strict(error)
+                if self.plugins.switches.strict:
+                    raise strict_error(error) from error
                 log.error("request %s: %s", sequence.request.label, error)
                 outputs.append(TokenOutput(name, [], "error", error=str(error)))
             else:
