@@ -10,12 +10,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from treadle.api.checkpoints import read_json
 from treadle.api.kinds import MODELS
 from treadle.testing.plugin import PluginTest
 
@@ -82,6 +84,23 @@ class ModelSuite(PluginTest):
         for name, changes in self.variants.items():
             folder = self.checkpoint(tmp_path / name.replace(" ", "_"), **changes)
             self.close(self.model(folder).logits(self.ids), transformers_logits(folder, self.ids))
+
+    def test_a_configuration_that_it_reads_is_that_of_transformers(self, tmp_path: Path) -> None:
+        """With ``treadle_model_config``: every field has the value that transformers gives it."""
+        from transformers import CONFIG_MAPPING
+
+        manager = self.plugin_manager()
+        options = manager.options(MODELS.name, self.key)
+        read = manager.hooks_for(MODELS.name, self.key).treadle_model_config
+        for name, changes in self.variants.items():
+            folder = self.checkpoint(tmp_path / name.replace(" ", "_"), **changes)
+            raw = read_json(folder, "config.json")
+            fields = read(architecture=self.key, config=deepcopy(raw), options=options)
+            if fields is not None:
+                config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+                expected = {field: getattr(config, field, None) for field in fields}
+                expected["dtype"] = config.dtype and str(config.dtype).removeprefix("torch.")
+                assert fields == expected
 
     @pytest.mark.parametrize(
         "chunks", [[1] * LENGTH, [7, 20, 18], [44, 1]], ids=["decode", "chunks", "last"]

@@ -51,6 +51,15 @@ def build(ctx):
 
 
 @impl
+def treadle_model_config(config):
+    from treadle_llama.config import FIELDS
+    from treadle_layers_kit.model_config import read_fields
+
+    fields = read_fields(config, FIELDS)
+    return fields
+
+
+@impl
 def treadle_model(architecture):
     if architecture != "MineForCausalLM":
         return None
@@ -85,6 +94,10 @@ SPECIMENS = (
         source=SOURCE,
         mutants=(
             Mutant("test_the_spec_names_its_architecture", {"Spec(architecture": "Spec('Mine'"}),
+            Mutant(
+                "test_a_configuration_that_it_reads_is_that_of_transformers",
+                {"return fields": "return {**fields, 'initializer_range': 0.5}"},
+            ),
             Mutant("test_logits_are_those_of_transformers", {'"silu"': '"gelu"'}),
             Mutant(
                 "test_steps_add_up_to_one_prefill",
