@@ -34,9 +34,10 @@ SIZES = {
 # Architectures to generate with: the first whose plugin is not the removed one.
 CANDIDATES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3", "Qwen2ForCausalLM": "qwen2"}
 
-# What a model on a CPU needs beside the core: layers, and a backend for attention, which is a plugin.
+# What a model on a CPU needs beside the core: layers, what starts and loads it, and a backend for
+# attention, which is a plugin.
 CPU_ATTENTION = "treadle-sdpa"
-OF_EVERY_MODEL = ("treadle-layers-kit", "treadle-paged-attention-kit")
+OF_EVERY_MODEL = ("treadle-layers-kit", "treadle-paged-attention-kit", "treadle-worker-kit")
 # What reads or runs any checkpoint, and options with which an engine needs it.
 BASIC: dict[str, dict[str, str]] = {
     "treadle-dummy": {},
