@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 from treadle_cli.main import main
 
 
