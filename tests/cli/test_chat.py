@@ -1,74 +1,185 @@
-"""``treadle chat``: the conversation, the pipe, and a real terminal with Ctrl-C."""
+"""``treadle chat``: messages, commands and parameters, the pipe, and an engine on a terminal."""
 
 from __future__ import annotations
 
-import fcntl
+import json
 import os
-import pty
-import select
 import signal
-import subprocess
-import sys
-import termios
-import time
-from collections.abc import Callable
+import stat
 
 import pytest
+from fake_server import fake_server
+from pseudo_terminal import Terminal
 
-from treadle_cli.conversation import Conversation
+from treadle.api.sampling_params import SamplingParams
+from treadle.errors import ConfigError, RequestError
+from treadle.outputs import ToolCall
+from treadle_cli.chat.blocks import is_open, joined_lines, plain_text
+from treadle_cli.chat.conversation import Conversation
+from treadle_cli.chat.settings import NAMES, Settings
+from treadle_cli.chat.slash import find_command, help_text
 
 SMALL = ("--kv-cache-memory-bytes", "10000000", "--cpu-threads", "1")
 
 
-# -- the conversation ----------------------------------------------------------------------
+# -- messages ------------------------------------------------------------------------------
 
 
 def test_messages():
     talk = Conversation("Be brief.")
     talk.add_question("a")
-    talk.add_answer("b")
+    talk.add_answer("b", "thought")
     assert talk.add_question("c") == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
+        {"role": "assistant", "content": "b", "reasoning_content": "thought"},
         {"role": "user", "content": "c"},
     ]
 
 
-def test_reset_keeps_the_system_message():
-    talk = Conversation("Be brief.")
+def test_undo_takes_back_the_question_and_all_that_followed():
+    talk = Conversation()
     talk.add_question("a")
-    assert talk.command("/reset") == "(forgotten)"
-    assert talk.messages() == [{"role": "system", "content": "Be brief."}]
+    talk.add_answer("b")
+    talk.add_question("c")
+    talk.add_answer("", calls=[ToolCall(index=0, id="x", name="f", arguments="{}")])
+    talk.add_result("x", "1")
+    talk.add_answer("d")
+    assert talk.undo() == "c" and [m["role"] for m in talk.turns] == ["user", "assistant"]
+    assert talk.undo() == "a" and talk.undo() is None
 
 
-def test_system_can_be_set_and_taken_back():
-    talk = Conversation()
-    assert talk.command("/system Be kind.") == "(system message: Be kind.)"
-    assert talk.add_question("a")[0] == {"role": "system", "content": "Be kind."}
-    assert talk.command("/system") == "(system message: none)"
-    assert talk.messages() == [{"role": "user", "content": "a"}]
+def test_what_was_saved_is_loaded(tmp_path):
+    talk, file = Conversation("Be kind."), tmp_path / "chat.json"
+    talk.add_question("日本")
+    talk.add_answer("b", "t", [ToolCall(index=0, id="x", name="f", arguments="{}")])
+    talk.add_result("x", "1")
+    talk.save(file, "m", {"temperature": 0.5}, replace=False)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and os.listdir(tmp_path) == ["chat.json"]
+    other = Conversation()
+    chat = other.load(file)
+    assert other.messages() == talk.messages()
+    assert (chat.model, chat.sampling) == ("m", {"temperature": 0.5})
 
 
-@pytest.mark.parametrize("word", ["/exit", "/quit"])
-def test_exit(word):
-    talk = Conversation()
-    assert talk.command(word) is None and talk.is_finished
+def test_a_file_is_replaced_only_on_purpose(tmp_path):
+    file = tmp_path / "chat.json"
+    file.write_text("precious")
+    with pytest.raises(ConfigError, match="exists; choose another name, or /save! "):
+        Conversation().save(file, "m", {}, replace=False)
+    assert file.read_text() == "precious"
+    Conversation().save(file, "m", {}, replace=True)
+    assert json.loads(file.read_text())["messages"] == []
+
+
+def test_messages_of_another_program_are_loaded(tmp_path):
+    (tmp_path / "a.json").write_text('[{"role": "user", "content": "Hi", "name": "Ann"}]')
+    talk = Conversation("gone")
+    talk.load(tmp_path / "a.json")
+    assert talk.messages() == [{"role": "user", "content": "Hi", "name": "Ann"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        ("{", "is not a conversation: Input data was truncated"),
+        ('{"messages": [{"role": "king"}]}', "is not a conversation: Invalid enum value 'king'"),
+        ('[{"content": "x"}]', "is not a conversation: Object missing required field `role`"),
+        ('[{"role": "system", "content": [{}]}]', "the system message is not text"),
+        ("\xff", "is not a conversation"),
+    ],
+)
+def test_a_file_that_is_no_conversation_changes_nothing(tmp_path, content, message):
+    file = tmp_path / "chat.json"
+    if content is not None:
+        file.write_text(content, encoding="latin-1")
+    talk = Conversation("s")
+    talk.add_question("a")
+    with pytest.raises(ConfigError, match=message):
+        talk.load(file)
+    assert talk.messages()[0] == {"role": "system", "content": "s"} and len(talk.turns) == 1
+
+
+# -- parameters ----------------------------------------------------------------------------
+
+
+def test_a_parameter_is_changed_shown_and_taken_back():
+    settings = Settings(SamplingParams(temperature=0.2, max_tokens=None), {"top_k": 5})
+    assert settings.set("temperature", "0.5") == "temperature 0.5 [0 … 100]"
+    assert settings.set("temperature", "") == "temperature 0.5 [0 … 100]"
+    assert settings.set("stop", "42") == 'stop ["42"]'
+    assert settings.set("min-tokens", "3") == "min_tokens 3"
+    params = settings.params()
+    assert (params.temperature, params.top_k, params.stop, params.n) == (0.5, 5, ["42"], 1)
+    assert settings.set("temperature", "default") == "temperature 0.2 (default) [0 … 100]"
+    assert settings.changes == {"top_k": 5, "stop": ["42"], "min_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("temperature", "hot"),
+        ("temperature", "-1"),
+        ("top_p", "0"),
+        ("seed", "1.5"),
+        ("n", "2"),
+        ("heat", "1"),
+        ("stop", '[""]'),
+        ("logit_bias", "[1]"),
+        ("max_tokens", "0"),
+    ],
+)
+def test_a_wrong_parameter_is_refused_and_changes_nothing(name, text):
+    settings = Settings(None, {"top_k": 5})
+    with pytest.raises(RequestError, match=name.replace("heat", "there is no parameter 'heat'")):
+        settings.set(name, text)
+    assert settings.changes == {"top_k": 5}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_can_be_shown(name):
+    assert Settings(None, {}).set(name, "").startswith(f"{name} the server's default")
+    assert "(default)" in Settings(SamplingParams(), {}).line(name)
+
+
+# -- blocks and commands -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "messages"),
+    [
+        ("a\n\nb\n", ["a", "b"]),
+        ('"""\na\n\n  b\n"""\nc', ["a\n\n  b", "c"]),
+        ('"""one line"""', ["one line"]),
+        ('/system """a\nb"""\n', ["/system a\nb"]),
+        ("a\\\nb\n", ["a\nb"]),
+        ('what is """\nb', ['what is """', "b"]),
+        ('"""\nnever closed', ['"""\nnever closed']),
+    ],
+)
+def test_blocks(typed, messages):
+    assert list(joined_lines(typed.splitlines(keepends=True))) == messages
+
+
+def test_an_open_block():
+    assert is_open('"""') and is_open('/system """a') and not is_open('"""a"""')
+    assert not is_open('a """') and plain_text('"""a "quoted" b"""') == 'a "quoted" b'
 
 
 def test_what_looks_like_a_command():
-    talk = Conversation()
-    assert "there is no command /rest" in (talk.command("/rest") or "")
-    assert talk.command("/usr/bin/env is what?") is None, "a path is a question"
-    assert talk.command("hello /exit") is None and not talk.is_finished
+    with pytest.raises(RequestError, match="there is no command /rest; /help"):
+        find_command("/rest")
+    for question in ("/usr/bin/env is what?", "hello /exit", "/", "/wat\nis a line of a paste"):
+        assert find_command(question) is None
+    command, argument = find_command("/set  top_k 3 ")
+    assert (command.name, argument) == ("/set", "top_k 3")
+    assert find_command("/exit")[0].name == "/quit"
 
 
-def test_a_question_that_failed_is_taken_back():
-    talk = Conversation()
-    talk.add_question("a")
-    talk.drop_question()
-    talk.drop_question()
-    assert talk.messages() == []
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_help_fits(width):
+    assert max(map(len, help_text(width).splitlines())) < max(width, 28)
 
 
 # -- a pipe --------------------------------------------------------------------------------
@@ -86,10 +197,56 @@ def test_every_line_of_a_pipe_is_a_turn(treadle, checkpoint):
         second = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
     result = treadle(
         *("chat", checkpoint, *SMALL, "--temperature", "0", "--max-tokens", "6"),
-        stdin="Hi\n\nMore\n/reset\nHi\n/exit\nnever\n",
+        stdin="Hi\n\nMore\n/clear\nHi\n/quit\nnever\n",
     )
     assert (result.code, result.err) == (0, "(forgotten)\n")
     assert result.out == f"{first}\n{second}\n{first}\n"
+
+
+def test_commands_of_a_pipe(treadle, tmp_path):
+    """A conversation that was saved is continued, with its parameters, on a server."""
+    with fake_server() as server:
+        server.answers = [[{"content": "One"}, {"content": "."}], [{"content": "Two."}]]
+        chat = ("chat", "--url", server.url, "--api-key", "k")
+        first = treadle(*chat, stdin="/system S\n/set top_k 5\na\n/save c.json\n/save c.json\n")
+        assert first.code == 0 and first.out == "One.\n", first.err
+        second = treadle(*chat, "--load", "c.json", stdin="b\n/undo\n/retry\n/model other\n")
+        assert second.code == 0 and second.out == "Two.\nTwo.\n", second.err
+        assert "(took back: b)" in second.err and "(now other)" in second.err
+    body = server.bodies[1]
+    assert [m["content"] for m in body["messages"]] == ["S", "a", "One.", "b"]
+    assert (body["model"], body["top_k"], body["stream"]) == ("tiny", 5, True)
+    assert "temperature" not in body, "the server's own default"
+    assert [m["content"] for m in server.bodies[2]["messages"]] == ["S", "a"]
+    assert set(server.keys) == {"Bearer k"}
+
+
+def test_a_pipe_gets_the_answer_alone(treadle):
+    """Reasoning is hidden and nothing moves a cursor, unless it is asked for."""
+    with fake_server() as server:
+        server.answers = [
+            [{"reasoning": "hm"}, {"content": "\n\n"}, {"content": "a " * 60}] for _ in range(2)
+        ]
+        assert treadle("chat", "--url", server.url, stdin="x\n").out == "a " * 60 + "\n"
+        shown = treadle("chat", "--url", server.url, "--reasoning", "show", stdin="x\n")
+        assert shown.out == "hm\n\n" + "a " * 60 + "\n"
+
+
+def test_the_next_line_of_a_pipe_is_what_a_tool_returns(treadle, tmp_path):
+    (tmp_path / "tools.json").write_text('[{"type": "function", "function": {"name": "f"}}]')
+    piece = {"index": 0, "id": "c1", "function": {"name": "f", "arguments": '{"a"'}}
+    rest = {"index": 0, "function": {"arguments": ": 1}"}}
+    with fake_server() as server:
+        server.answers = [
+            [{"tool_calls": [piece]}, {"tool_calls": [rest], "finish_reason": "tool_calls"}],
+            [{"content": "It is 5."}],
+        ]
+        chat = ("chat", "--url", server.url, "--tools", "tools.json")
+        result = treadle(*chat, stdin="x\n5\n")
+    assert (result.code, result.out) == (0, '→ f({"a": 1})\nIt is 5.\n')
+    call, returned = server.bodies[1]["messages"][1:]
+    assert call["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert returned == {"role": "tool", "tool_call_id": "c1", "content": "5"}
 
 
 def test_a_turn_that_does_not_fit_ends_a_pipe(treadle, checkpoint):
@@ -97,89 +254,48 @@ def test_a_turn_that_does_not_fit_ends_a_pipe(treadle, checkpoint):
     assert result.code == 2 and result.err.startswith("treadle: ") and result.err.count("\n") == 1
 
 
-# -- a terminal ----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--url", "http://127.0.0.1:1"], "http://127.0.0.1:1/v1 cannot be reached: "),
+        (["--url", "ftp://x"], "the URL is 'ftp://x'; write http://HOST:PORT"),
+        (["--url", "http://u:p@h"], "the URL has a user"),
+        (["--url", "URL", "--max-num-seqs", "3"], "--max-num-seqs is of an engine, and --url"),
+        (["third", "--url", "URL"], "has no model 'third'; it has tiny, other"),
+        (["--url", "URL", "--tools", "none.json"], "--tools none.json cannot be read"),
+        (["--url", "URL", "--temperature", "-1"], "temperature is -1.0"),
+        (["--url", "URL", "--load", "none.json"], "none.json cannot be read"),
+        (["--url", "URL", "--api-key", "a\nb"], "the header 'Authorization' holds characters"),
+    ],
+)
+def test_a_wrong_start_is_one_line(treadle, arguments, message):
+    with fake_server() as server:
+        arguments = [server.url if a == "URL" else a for a in arguments]
+        result = treadle("chat", *arguments, stdin="x\n")
+    assert result.code in (1, 2) and result.out == ""
+    assert message in result.err and result.err.count("\n") == 1
 
 
-class Terminal:
-    """A process on a pseudo-terminal of its own."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "treadle_cli", *arguments],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-            env={**os.environ, "TERM": "dumb"},
-        )
-        os.close(slave)
-        self.screen = ""
-
-    def type(self, text: str) -> None:
-        os.write(self.master, text.encode())
-
-    def wait_for(self, text: str, seconds: float = 60.0) -> str:
-        """Read until ``text`` appears; what was read since the last call."""
-        until = time.monotonic() + seconds
-        while text not in self.screen:
-            ready, _, _ = select.select([self.master], [], [], max(0.0, until - time.monotonic()))
-            if not ready:
-                raise AssertionError(
-                    f"{text!r} did not come in {seconds} s; there was {self.screen!r}"
-                )
-            self.screen += os.read(self.master, 65536).decode(errors="replace")
-        before, _, self.screen = self.screen.partition(text)
-        return before + text
-
-    def comes(self, text: str, seconds: float) -> bool:
-        try:
-            return bool(self.wait_for(text, seconds))
-        except AssertionError:
-            return False
-
-    def ends(self, seconds: float) -> bool:
-        try:
-            return self.process.wait(seconds) is not None
-        except subprocess.TimeoutExpired:
-            return False
-
-    def repeat(self, key: str, condition: Callable[[], bool], times: int = 60) -> None:
-        """Type as a person does, again if nothing happens: what is typed between the prompt and
-        the editor's first look at the keyboard is lost, and the signal of Ctrl-C drops the line."""
-        for _ in range(times):
-            self.type(key)
-            if condition():
-                return
-        raise AssertionError(f"{key!r} had no effect; there was {self.screen!r}")
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        os.close(self.master)
+# -- an engine on a terminal ---------------------------------------------------------------
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(checkpoint):
-    terminal = Terminal(
-        *("chat", checkpoint, *SMALL, "--temperature", "0", "--ignore-eos", "--max-tokens", "200")
-    )
-    try:
-        terminal.wait_for("> ")
+    """The line of a prompt that Ctrl-C drops is gone; Ctrl-D then ends the chat."""
+    flags = ("--temperature", "0", "--ignore-eos", "--max-tokens", "200", "--no-history")
+    with Terminal("chat", checkpoint, *SMALL, *flags) as terminal:
+        terminal.wait_for(terminal.is_at_prompt)
         terminal.type("Hello\r")
-        terminal.wait_for("Hello\r\n")
-        first = os.read(terminal.master, 1)
-        assert first
+        terminal.wait_for(lambda: "> Hello" in terminal.lines and terminal.lines[-1] != "> Hello")
         terminal.type("\x03")
-        assert "tokens" in terminal.wait_for("stopped)")
-        terminal.wait_for("> ")
-        terminal.repeat("\x03", lambda: terminal.comes("/exit or Ctrl-D leaves", 1.0))
-        terminal.type("\x03\x03\x03")
-        terminal.repeat("/exit\r", lambda: terminal.ends(1.0))
-        assert terminal.process.returncode == 0
-    finally:
-        terminal.close()
+        terminal.wait_for("stopped)")
+        terminal.wait_for(terminal.is_at_prompt)
+        terminal.type("half a line")
+        terminal.wait_for("half a line")
+        terminal.type("\x03")
+        terminal.wait_for("/quit or Ctrl-D leaves")
+        terminal.wait_for(terminal.is_at_prompt)
+        terminal.type("\x04")
+        assert terminal.ends() == 0
 
 
 def test_an_interrupt_is_a_mark_first_and_an_exception_then():

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from treadle.api import impl
-from treadle.errors import RequestError
-from treadle_cli.conversation import HELP, Conversation
+from treadle.errors import ConfigError
 from treadle_cli.explain import Flag, print_engine
 from treadle_cli.flags import ENGINE, SAMPLING, Options, with_flags
+from treadle_cli.flags.server import ApiKey, first_key
 from treadle_cli.help import single_command
-from treadle_cli.sampling import sampling_params
 
 if TYPE_CHECKING:
-    from treadle.api.sampling_params import SamplingParams
-    from treadle.entrypoints.llm import LLM
+    from treadle_cli.chat.models import ChatModel
     from treadle_cli.terminal import Screen
 
 __all__ = ("chat", "treadle_command")
@@ -28,120 +27,106 @@ __all__ = ("chat", "treadle_command")
 @with_flags(*ENGINE, SAMPLING)
 def chat(
     *,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", help="Chat with this OpenAI-compatible server instead of loading a model."
+        ),
+    ] = None,
+    api_key: ApiKey = None,
     system: Annotated[
         str | None, typer.Option("--system", help="System message of the conversation.")
     ] = None,
+    load: Annotated[
+        Path | None, typer.Option("--load", help="Continue a conversation that /save wrote.")
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            "--tools",
+            help="JSON file with a list of tools. The next message after a call is its result.",
+        ),
+    ] = None,
+    reasoning: Annotated[
+        Literal["show", "fold", "hide"] | None,
+        typer.Option(
+            "--reasoning",
+            help="How reasoning appears (default: show on a terminal, hide in a pipe).",
+            show_default=False,
+        ),
+    ] = None,
+    history: Annotated[
+        bool, typer.Option("--history/--no-history", help="Keep what is typed for later chats.")
+    ] = True,
     stats: Annotated[
         bool, typer.Option("--stats/--no-stats", help="Print counts and speed of each answer.")
     ] = False,
     explain: Flag = False,
     options: Options,
 ) -> None:
-    """Chat with a model in the terminal.
+    """Chat with a model in the terminal, here or on a server.
 
-    /reset forgets the conversation, /system TEXT sets the system message, /exit or Ctrl-D leaves.
-    Ctrl-C stops an answer. With piped input every line is one turn.
+    /help lists the commands of a chat. Ctrl-C stops an answer, Ctrl-D leaves. With piped input every
+    line is one turn.
     """
     if explain:
         return print_engine(options.engine_config())
-    options.struct(SAMPLING)  # a bad value is reported before the model is loaded
-    engine = options.engine()
-    from treadle import LLM
+    from treadle_cli.chat.conversation import Conversation
+    from treadle_cli.chat.session import ChatSession
+    from treadle_cli.chat.settings import Settings
     from treadle_cli.terminal import Screen
 
-    with LLM(**engine) as llm:
-        params = sampling_params(llm, options, max_tokens=None)
-        conversation = Conversation(system)
+    changes = options.of([SAMPLING])
+    options.struct(SAMPLING)  # a bad value is reported before the model is loaded
+    tool_list = None if tools is None else read_tools(tools)
+    screen, is_typed = Screen(), sys.stdin.isatty()
+    with closing(_model(options, url, first_key(api_key), screen)) as model:
         session = ChatSession(
-            llm, params.replace(n=1, output_kind="delta"), conversation, Screen(), stats
+            model,
+            Settings(model.defaults(), changes),
+            Conversation(system),
+            screen,
+            stats=stats,
+            reasoning=reasoning or ("show" if screen.interactive else "hide"),
+            tools=tool_list,
         )
-        if sys.stdin.isatty():
-            session.converse()
+        if load is not None:
+            session.handle(f"/load {load}")
+        if is_typed:
+            session.converse(history)
         else:
-            session.read_pipe()
+            session.read_pipe(sys.stdin)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatSession:
-    """A conversation with a model on a screen."""
+def _model(options: Options, url: str | None, api_key: str | None, screen: Screen) -> ChatModel:
+    """Connect to the server, or load the model."""
+    from treadle_cli.chat.models import LocalModel, RemoteModel
 
-    llm: LLM
-    params: SamplingParams
-    conversation: Conversation
-    screen: Screen
-    stats: bool
+    if url is None:
+        engine = options.engine()
+        if screen.animated:
+            screen.note(f"loading {options.engine_config().model.model} …")
+        return LocalModel(engine)
+    if others := sorted(options.of(ENGINE).keys() - {"model"}):
+        flag = "--" + others[0].replace("_", "-")
+        raise ConfigError(f"{flag} is of an engine, and --url chats with a server that has its own")
+    from treadle_cli.client import Server
 
-    def converse(self) -> None:
-        """Answer lines typed at the terminal. Ctrl-C stops an answer and never ends the program."""
-        from treadle_cli.terminal import uninterrupted
-
-        self.screen.note(f"{self.llm.config.model.model}: {HELP}")
-        with uninterrupted():
-            for line in typed_lines(self.screen):
-                try:
-                    self.handle_line(line)
-                except RequestError as error:
-                    self.conversation.drop_question()
-                    self.screen.note(f"{error}; /reset starts again")
-                if self.conversation.is_finished:
-                    break
-
-    def read_pipe(self) -> None:
-        """Answer each line of a pipe. An error or Ctrl-C ends the program."""
-        for line in sys.stdin:
-            if line.strip() and self.handle_line(line.strip()):
-                raise KeyboardInterrupt
-            if self.conversation.is_finished:
-                break
-
-    def handle_line(self, line: str) -> bool:
-        """Run a command or answer a question. Return whether the user stopped the answer."""
-        reply = self.conversation.command(line)
-        if reply is not None:
-            self.screen.note(reply)
-        elif not self.conversation.is_finished:
-            return self.answer(line)
-        return False
-
-    def answer(self, line: str) -> bool:
-        """Send one question and keep the answer, even one that the user stopped."""
-        from treadle_cli.terminal import follow
-
-        result = follow(
-            self.llm.stream_chat(self.conversation.add_question(line), self.params), self.screen
-        )
-        self.screen.line()
-        self.conversation.add_answer(result.text)
-        if result.error is not None:
-            self.screen.note(result.error)
-        elif self.stats or result.stopped:
-            self.screen.note(f"({result.summary()})")
-        return result.stopped
+    return RemoteModel(Server(url, api_key), options.values.get("model"))
 
 
-def typed_lines(screen: Screen) -> Iterator[str]:
-    """Yield the typed lines; a backslash at the end continues on the next one. Ctrl-D ends."""
-    import contextlib
+def read_tools(path: Path) -> Sequence[Mapping[str, Any]]:
+    """Read a list of tools in the form of the OpenAI API. Raises ``ConfigError``."""
+    import msgspec
 
-    from treadle_cli.terminal import interruptible
+    from treadle.regular_files import read_regular
 
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (input() then edits lines and keeps a history)
-    while True:
-        try:
-            with interruptible():
-                line = input("> ")
-                while line.endswith("\\"):
-                    line = line[:-1] + "\n" + input(". ")
-        except EOFError:
-            screen.line()
-            return
-        except KeyboardInterrupt:
-            screen.line()
-            screen.note("/exit or Ctrl-D leaves")
-            continue
-        if line.strip():
-            yield line.strip()
+    try:
+        return msgspec.json.decode(read_regular(path), type=list[dict[str, Any]])
+    except OSError as error:
+        raise ConfigError(f"--tools {path} cannot be read: {error.strerror or error}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--tools {path} is not a list of tools: {error}") from error
 
 
 @impl

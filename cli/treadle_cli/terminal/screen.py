@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from functools import cached_property
 from typing import TextIO
 
-__all__ = ("Screen",)
+__all__ = ("Screen", "columns")
 
 ALLOWED_CONTROLS = "\n\t"
+DEFAULT_COLUMNS = 80
 
 
 class Screen:
-    """Writes the model's text to ``out`` and remarks to ``err``; colours only on a terminal."""
+    """Writes the model's text to ``out`` and remarks to ``err``; colours only on a terminal.
+
+    ``animated`` is whether ``out`` is a terminal that moves its cursor.
+    """
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.out, self.err = out or sys.stdout, err or sys.stderr
         self.interactive = self.out.isatty()
+
+    @cached_property
+    def animated(self) -> bool:
+        return self.interactive and not is_dumb()
 
     def text(self, text: str) -> None:
         """Write model output at once. A terminal never sees its control characters.
@@ -23,17 +33,40 @@ class Screen:
         A model can be made to print escape sequences, which would move the cursor, change the
         title or answer for the user; a pipe gets the text as it is.
         """
-        self.out.write(visible(text) if self.interactive else text)
+        self.raw(visible(text) if self.interactive else text)
+
+    def raw(self, text: str) -> None:
+        """Write escape sequences of treadle, and text that is known to have none."""
+        self.out.write(text)
         self.out.flush()
 
     def line(self, text: str = "") -> None:
         self.text(text + "\n")
 
     def note(self, text: str) -> None:
-        """Write a remark to ``err``, dim on a terminal."""
-        colour = self.err.isatty()
-        self.err.write(f"\x1b[2m{text}\x1b[0m\n" if colour else f"{text}\n")
+        """Write a remark to ``err``, dim and wrapped on a terminal."""
+        if self.err.isatty() and not is_dumb():
+            from treadle_cli.terminal.wrapping import Wrapper
+
+            lines = Wrapper(lambda: columns(self.err)).feed(visible(text))
+            text = f"\x1b[2m{lines}\x1b[0m"
+        self.err.write(f"{text}\n")
         self.err.flush()
+
+
+def is_dumb() -> bool:
+    """Whether the terminal only prints (``TERM=dumb``)."""
+    from prompt_toolkit.utils import is_dumb_terminal
+
+    return is_dumb_terminal()
+
+
+def columns(stream: TextIO) -> int:
+    """The width of a terminal now, for people change it; 80 where there is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or DEFAULT_COLUMNS
+    except (OSError, ValueError):
+        return DEFAULT_COLUMNS
 
 
 def visible(text: str) -> str:
