@@ -12,7 +12,16 @@ import typer
 
 from treadle.config import OPTION_ALIASES
 from treadle.errors import ConfigError
-from treadle_cli.flags import BENCH, ENGINE, SAMPLING, Group, Options, server_group, with_flags
+from treadle_cli.flags import (
+    BENCH,
+    BENCH_SERVE,
+    ENGINE,
+    SAMPLING,
+    Group,
+    Options,
+    server_group,
+    with_flags,
+)
 from treadle_cli.flags.options import plugin_options
 from treadle_cli.flags.types import decode_value, flag_type, holds_json, merge_plugin_options
 from treadle_cli.help import single_command
@@ -52,7 +61,7 @@ def test_the_file_is_sorted():
 
 
 @pytest.mark.parametrize(
-    "group", [*ENGINE, SAMPLING, BENCH, server_group()], ids=lambda g: g.section
+    "group", [*ENGINE, SAMPLING, BENCH, BENCH_SERVE, server_group()], ids=lambda g: g.section
 )
 def test_every_option_has_a_description(group):
     assert [f.name for f in group.fields() if not f.description] == []

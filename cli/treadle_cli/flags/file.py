@@ -53,9 +53,9 @@ def _normalized(table: dict[str, Any]) -> dict[str, Any]:
 
 def _is_foreign(section: str, name: str) -> bool:
     """Whether an option exists in a section that this command has no flags for."""
-    from treadle_cli.flags.groups import BENCH, ENGINE, SAMPLING, server_group
+    from treadle_cli.flags.groups import BENCH, BENCH_SERVE, ENGINE, SAMPLING, server_group
 
-    groups = {g.section: g for g in (*ENGINE, SAMPLING, BENCH)}
+    groups = {g.section: g for g in (*ENGINE, SAMPLING, BENCH, BENCH_SERVE)}
     if section == "server":
         try:
             return name in server_group().names()

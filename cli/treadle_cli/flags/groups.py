@@ -11,8 +11,19 @@ import msgspec
 from treadle.api.sampling_params import BOUNDS, OPEN_BELOW, SamplingParams
 from treadle.config import PluginConfig, config_sections
 from treadle_cli.bench.config import BenchConfig
+from treadle_cli.bench.serve.config import ServeBenchConfig
 
-__all__ = ("BENCH", "ENGINE", "PLUGINS", "SAMPLING", "SECTIONS", "Field", "Group", "server_group")
+__all__ = (
+    "BENCH",
+    "BENCH_SERVE",
+    "ENGINE",
+    "PLUGINS",
+    "SAMPLING",
+    "SECTIONS",
+    "Field",
+    "Group",
+    "server_group",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +144,9 @@ SAMPLING = Group(
 )
 
 BENCH = Group("bench", "Benchmark", BenchConfig)
+BENCH_SERVE = Group("bench_serve", "Benchmark", ServeBenchConfig)
 
-SECTIONS = frozenset({*PANELS, "sampling", "server", "bench"})
+SECTIONS = frozenset({*PANELS, "sampling", "server", "bench", "bench_serve"})
 """Section names of a configuration file; a command ignores those that it has no flags for."""
 
 

@@ -1,0 +1,1 @@
+"""``treadle bench serve``: load on any OpenAI-compatible server, and what its clients wait for."""
