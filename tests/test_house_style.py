@@ -41,8 +41,8 @@ ALLOWANCES: dict[str, frozenset[str]] = {
         {"treadle.config", "treadle.processes.lifeline", "treadle.processes.spawn"}
     ),
     "treadle_executor_ray": frozenset({"treadle.config"}),
-    # What is installed is asked of metadata.
-    "treadle_command_models": frozenset({"treadle.plugins"}),
+    # What is installed is asked of metadata, and a download is that of a start.
+    "treadle_command_models": frozenset({"treadle.loading", "treadle.plugins"}),
 }
 
 # What the conformance suites of ``treadle.testing`` import beside the core: a model plugin is checked with

@@ -28,7 +28,6 @@ app = typer.Typer(
     cls=Commands,
     help="An LLM inference engine assembled from plugins.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

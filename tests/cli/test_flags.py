@@ -28,13 +28,14 @@ from treadle_cli.help import single_command
 from treadle_cli.main import app
 from treadle_cli.rewrite import rewrite_flags
 
+MORE = ("ps", "pull", "list", "rm")
 FROZEN = Path(__file__).parent / "flags.txt"
 
 
 def all_flags() -> Iterator[str]:
     """``command --flag`` for every flag of our own commands."""
     root = typer.main.get_command(app)
-    for name in ("generate", "chat", "serve", "bench", "plugin", "doctor", "models"):
+    for name in ("generate", "chat", "serve", "bench", "plugin", "doctor", "models", *MORE):
         _, command, _ = root.resolve_command(None, [name])
         leaves = getattr(command, "commands", None)
         for leaf, leaf_command in (leaves or {"": command}).items():

@@ -50,8 +50,11 @@ def test_it_serves_until_sigterm(checkpoint, tmp_path):
     with serving(checkpoint, *SMALL, "--config", str(file)) as (process, url):
         with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as response:
             assert json.load(response)["data"][0]["id"] == "loom"
+        listed = {server["pid"]: server for server in json.loads(run("ps", "--json").stdout)}
+        assert (listed[process.pid]["models"], listed[process.pid]["url"]) == (["loom"], url)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
+    assert str(process.pid) not in run("ps").stdout.split()
 
 
 def test_it_serves_only_with_the_plugins_that_are_locked(checkpoint, tmp_path):

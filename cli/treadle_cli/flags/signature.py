@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from treadle_cli.completion import completer_of
 from treadle_cli.flags.file import read_file
 from treadle_cli.flags.groups import Field, Group
 from treadle_cli.flags.options import Options, plugin_options
@@ -69,7 +70,12 @@ def _ordered(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
 def _parameters(group: Group) -> Iterator[inspect.Parameter]:
     for field in group.fields():
         if field.name == ARGUMENT:
-            info = typer.Argument(metavar="MODEL", help=_help(field), show_default=False)
+            info = typer.Argument(
+                metavar="MODEL",
+                help=_help(field),
+                show_default=False,
+                autocompletion=completer_of(ARGUMENT),
+            )
             yield _parameter(ARGUMENT, str | None, info)
         else:
             yield _parameter(field.name, flag_type(field.annotation), _option(field, group.panel))
@@ -85,6 +91,7 @@ def _option(field: Field, panel: str) -> Any:
         rich_help_panel=panel,
         show_default=False,
         metavar=metavar(field.annotation),
+        autocompletion=completer_of(field.name),
     )
 
 

@@ -1,4 +1,4 @@
-"""The command ``treadle models``."""
+"""The commands ``treadle models``, ``list``, ``pull`` and ``rm``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ __all__ = ("treadle_command",)
 
 @impl
 def treadle_command(name: str) -> typer.Typer | None:
-    if name != "models":
-        return None
-    from treadle_command_models.command import application
+    if name == "models":
+        from treadle_command_models.command import application
 
-    return application()
+        return application()
+    if name in ("list", "pull", "rm"):
+        from treadle_command_models.cache import application_of
+
+        return application_of(name)
+    return None

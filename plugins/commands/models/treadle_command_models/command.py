@@ -14,7 +14,7 @@ from treadle.plugins import PluginManager
 from treadle_command_models.rows import Row, row
 from treadle_command_models.sources import ModelCandidate, cached_models, demo_models, models_at
 
-__all__ = ("application",)
+__all__ = ("application", "bytes_text", "print_table")
 
 HEAD = (
     "MODEL",
@@ -54,14 +54,14 @@ def models(
     if json:
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
     elif rows:
-        _print(rows)
+        print_table([HEAD, *(_cells(row) for row in rows)])
     else:
         print("no models found")
 
 
-def _print(rows: Sequence[Row]) -> None:
-    lines = [HEAD, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+def print_table(lines: Sequence[Sequence[str]]) -> None:
+    """Print lines, the first of which is the heading, with columns of equal width."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
@@ -71,7 +71,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.model,
         row.architecture or "-",
-        _bytes(row.bytes),
+        bytes_text(row.bytes),
         "-" if row.parameters is None else _count(row.parameters),
         row.dtype or "-",
         str(row.context or "-"),
@@ -80,7 +80,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _bytes(size: int) -> str:
+def bytes_text(size: int) -> str:
+    """``1.4 GiB``."""
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
