@@ -23,6 +23,7 @@ from treadle_server.context import ServerContext
 from treadle_server.engine import Engine
 from treadle_server.lifecycle import Lifecycle, Signals
 from treadle_server.listen import bind, url_of
+from treadle_server.running import published
 from treadle_server.threads import DaemonThreadPool
 from treadle_server.tls import check_tls
 
@@ -89,7 +90,9 @@ async def _serve(
                 if key is not None:  # a wrong name stops the start, and not a request
                     parsers.check(option, key)
             lifecycle = Lifecycle(context, bound, signals)
-            await lifecycle.run(banner(context, url_of(config, bound)))
+            url = url_of(config, bound)
+            async with published(context, url):
+                await lifecycle.run(banner(context, url))
         finally:
             await shut_down(engine)
         if signals.forced.is_set():
