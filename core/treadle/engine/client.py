@@ -94,8 +94,7 @@ class EngineClient(asyncio.Protocol):
         self._child, sock = spawn(self._entry, buffer_bytes=BUFFER)
         try:
             await loop.create_unix_connection(lambda: self, sock=sock)
-            level = logging.getLogger("treadle").getEffectiveLevel()
-            self._send(StartEngine(config, level))
+            self._send(StartEngine(config))
             return await self._ready
         except BaseException:
             if self._transport is None:

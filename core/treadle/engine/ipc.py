@@ -44,7 +44,6 @@ __all__ = (
 
 class StartEngine(msgspec.Struct, frozen=True, array_like=True, tag=True):
     config: EngineConfig
-    log_level: int
 
 
 class AddRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):

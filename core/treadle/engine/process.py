@@ -44,7 +44,6 @@ from treadle.errors import EngineError, TreadleError
 from treadle.processes.failure import Failure, printable
 from treadle.processes.framing import FrameDecoder, encode_frame
 from treadle.processes.lifeline import end_with_parent
-from treadle.processes.logs import start_logging
 
 if TYPE_CHECKING:
     from treadle.config import EngineConfig
@@ -158,8 +157,6 @@ def serve(channel: Channel, create_core: Callable[[EngineConfig], EngineCore]) -
     parent = os.getppid()
     try:
         start = _receive_start(channel, parent)
-        layout = "%(levelname)s %(asctime)s engine %(name)s: %(message)s"
-        start_logging(start.log_level, layout)
         core = create_core(start.config)
         channel.send(EngineReady(core.info))
         _loop(channel, core, parent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-__all__ = ("RecordFormatter", "start_logging")
+__all__ = ("LogSetup", "RecordFormatter", "start_logging")
 
 MAX_MESSAGE = 4096
 """Characters of a message that are logged."""
@@ -26,8 +26,24 @@ class RecordFormatter(logging.Formatter):
         return CONTROLS.sub(lambda char: repr(char[0])[1:-1], text).replace("\n", "\n  ")
 
 
-def start_logging(level: int | str, layout: str) -> None:
+class LogSetup(logging.NullHandler):
+    """How child processes log: they call ``start`` (``module:function``) with ``settings``, which
+    are JSON, and a name. The logger ``treadle`` keeps it as a handler."""
+
+    def __init__(self, start: str, settings: object) -> None:
+        super().__init__()
+        self.start, self.settings = start, settings
+
+    @staticmethod
+    def current() -> LogSetup:
+        log = logging.getLogger("treadle")
+        setups = (handler for handler in log.handlers if isinstance(handler, LogSetup))
+        return next(setups, LogSetup(f"{__name__}:start_logging", log.getEffectiveLevel()))
+
+
+def start_logging(level: int, process: str) -> None:
     """Write what this process logs to its standard error, unless that was set up before."""
     handler = logging.StreamHandler()
+    layout = f"%(asctime)s %(levelname)s [{process}] %(name)s: %(message)s"
     handler.setFormatter(RecordFormatter(layout))
     logging.basicConfig(level=level, handlers=[handler])

@@ -14,11 +14,14 @@ import socket
 import subprocess
 import sys
 
+from treadle.processes.logs import LogSetup
+
 __all__ = ("exit_reason", "spawn")
 
 # The child imports from where the parent does, and nothing from its working directory.
 BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "import json, sys; sys.path[:], log, process = json.loads(sys.argv[2]); "
+    "from {log[0]} import {log[2]}; {log[2]}(log, process); "
     "from {module} import {name}; {name}(int(sys.argv[1]))"
 )
 
@@ -32,6 +35,7 @@ def spawn(
     send buffer of both ends, ``None`` for the system's. Raises ``OSError``.
     """
     module, _, name = entry.partition(":")
+    setup = LogSetup.current()
     parent_sock, child_sock = socket.socketpair()
     with child_sock:
         if buffer_bytes is not None:
@@ -42,9 +46,9 @@ def spawn(
             *(["-O"] if sys.flags.optimize else []),
             "-P",
             "-c",
-            BOOT.format(module=module, name=name),
+            BOOT.format(module=module, name=name, log=setup.start.partition(":")),
             str(child_sock.fileno()),
-            json.dumps(sys.path),
+            json.dumps([sys.path, setup.settings, module.split(".")[-2:][0]]),
         ]
         try:
             child = subprocess.Popen(

@@ -31,7 +31,7 @@ def test_a_start_that_hangs_ends_with_the_parent(
     (tmp_path / "engine_child.py").write_text(CHILD)
     monkeypatch.syspath_prepend(str(tmp_path))
     child, sock = spawn("engine_child:main")
-    sock.sendall(encode_frame(StartEngine(from_options(model="m"), 20)))
+    sock.sendall(encode_frame(StartEngine(from_options(model="m"))))
     while "hangs" not in capfd.readouterr().out:
         assert child.poll() is None
     sock.close()

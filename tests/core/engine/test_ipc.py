@@ -51,7 +51,7 @@ def test_commands_arrive_as_they_were_sent() -> None:
         plugin_options={"k:v": {"o": 1}},
         max_num_queued_reqs=3,
     )
-    for command in (StartEngine(config, 20), AbortRequests(["a", "b"])):
+    for command in (StartEngine(config), AbortRequests(["a", "b"])):
         (payload,) = FrameDecoder().feed(bytes(encode_frame(command)))
         assert decode_command(payload) == command
     frame = encode_frame(AddRequests([encode_request(request), encode_request(request)]))
