@@ -15,8 +15,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
 
     ``id`` is unique in the engine and created by the frontend; it is not the client's id.
     ``prefix_leader`` is the id of the first of ``n`` sequences; the others share its prompt pages.
-    ``bad_words`` are encoded; ``client`` is as in ``Prompt``. ``arrival_time`` is in seconds of ``time.monotonic``.
-    ``label`` is what logs call the request.
+    ``bad_words`` are encoded; ``client`` is as in ``Prompt``. ``arrival_time`` is of ``time.monotonic``; logs use ``label``.
     """
 
     id: str
@@ -34,9 +33,8 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a step added to a sequence.
 
     ``finish_reason`` is ``None``, ``stop``, ``length``, ``abort`` or ``error``. ``stop_reason`` is
-    the matched stop token id, ``None`` for the EOS token. ``scheduled_time`` (in seconds of
-    ``time.monotonic``) and ``prompt_logprobs`` are in the first output, the latter without an entry
-    for the first prompt token. ``error`` may be shown to the client.
+    the matched stop token id, ``None`` for the EOS token. ``scheduled_time`` and ``prompt_logprobs`` are
+    in the first output, without one for the first prompt token. ``error`` may be shown to the client.
     ``param`` is set if a parameter caused it (a grammar that does not compile). The garbage
     collector ignores it: there is one for each token, and nothing in it can be part of a cycle.
     """

@@ -25,12 +25,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int = 0
     num_used_pages: int = 0
     prompt_tokens: int = 0
-    """Of each request once, cached ones included."""
     generation_tokens: int = 0
     step_tokens: int = 0
-    """What steps have computed; prompts that were cached are not in it."""
     steps_by_tokens: dict[int, int] = {}
-    """Number of steps that computed at most ``2**key`` tokens and more than half of that."""
+    """Steps that computed at most ``2**key`` tokens and more than half of that, ``step_tokens`` in all."""
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_preemptions: int = 0

@@ -89,7 +89,7 @@ class Scheduler:
         else:
             self.waiting.discard(sequence)
         self.cache.free(sequence)
-        self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
+        self.counters.finished[reason] += 1
 
     def _free_slot(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)
@@ -117,7 +117,9 @@ class Scheduler:
         self._in_flight.append(step)
         freed_slots, self._freed_slots = self._freed_slots, []
         output = step.to_output(freed_slots)
-        self.counters.count_step(output.num_decodes + len(output.tokens))
+        num_tokens = output.num_decodes + len(output.tokens)
+        self.counters.step_tokens += num_tokens
+        self.counters.steps_by_tokens[(num_tokens - 1).bit_length()] += 1
         return output
 
     def _schedule_rows(self, step: InFlightStep) -> None:
