@@ -258,7 +258,6 @@ RELATED_OPTIONS = {
     "guided_decoding_backend": "structured_output_backends",
     "structured_outputs_config": "structured_output_backends",
     "max_seq_len_to_capture": "enforce_eager",
-    "disable_log_stats": "stat_loggers",
 }
 """Names of other engines for something similar. An error message suggests treadle's option."""
 

@@ -107,6 +107,7 @@ async def answer_events(
     with context.timer() as timer:
         generation = await prepare()
         timer.begin(generation)
+        context.request_log.begin(generation)
         writer.begin(generation)
         counter = TokenUsageCounter(timer)
         async with aclosing(merged_outputs(context, generation)) as batches:

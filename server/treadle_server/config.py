@@ -165,6 +165,23 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool, Meta(description="Calls, times and states of plugins in /metrics.")
     ] = False
     access_log: Annotated[bool, Meta(description="One log line per HTTP request.")] = False
+    disable_log_stats: Annotated[
+        bool, Meta(description="Leave out the line every ten seconds about speed and load.")
+    ] = False
+    enable_log_requests: Annotated[
+        bool, Meta(description="Log prompts, parameters and what error messages quote of them.")
+    ] = False
+    max_log_len: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Characters and ids of a prompt that are logged (default: 4096 in all)."),
+    ] = None
+    log_format: Annotated[
+        Literal["text", "json"], Meta(description="Lines of text, or a JSON object in each line.")
+    ] = "text"
+    log_config_file: Annotated[
+        str | None,
+        Meta(description="JSON or YAML file for Python's logging.config.dictConfig."),
+    ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Meta(description="Least level that is logged."),

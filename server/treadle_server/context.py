@@ -27,6 +27,7 @@ from treadle_server.keys import key_digest
 from treadle_server.metric_names import MetricName, gen_ai_names, vllm_names
 from treadle_server.metrics import TREADLE_NAMES, Metrics
 from treadle_server.observers import Observers
+from treadle_server.request_log import RequestLog
 from treadle_server.request_metrics import RequestTimer
 from treadle_server.responses.store import ResponseStore
 from treadle_server.sampling import to_params
@@ -69,6 +70,7 @@ class ServerContext:
             of_plugins=config.enable_plugin_metrics,
         )
         self.observers = Observers()
+        self.request_log = RequestLog(config)
         self.draining = False
         self.is_dead: EngineDeadError | None = None
         self.is_hung: EngineDeadError | None = None

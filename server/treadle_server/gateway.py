@@ -20,6 +20,7 @@ from treadle_server.config import LOOPBACK
 from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
 from treadle_server.keys import Keys
+from treadle_server.logs import request_id
 from treadle_server.messages.errors import error_body, is_messages_path
 
 __all__ = ("GatewayMiddleware",)
@@ -79,6 +80,8 @@ class GatewayMiddleware:
         refusal: APIError | None,
     ) -> None:
         metrics, start_time, status, is_finished = self._context.metrics, time.monotonic(), 0, False
+        is_left, failure = False, refusal
+        request_id.set(label.decode())
 
         async def labelled(message: Message) -> None:
             nonlocal status, is_finished
@@ -93,21 +96,22 @@ class GatewayMiddleware:
                 is_finished |= not message.get("more_body", False)
             await send(message)
 
-        async def _log_request() -> Any:
-            nonlocal is_finished
+        async def watched() -> Any:
+            nonlocal is_finished, is_left
             message = await receive()
-            if message["type"] == "http.disconnect":
-                is_finished = True  # nobody waits for the rest
+            if message["type"] == "http.disconnect" and not is_finished:
+                is_finished = is_left = True  # nobody waits for the rest
             return message
 
         metrics.active += 1
-        cast("Any", scope).setdefault("state", {})["request_id"] = label.decode()
+        state = cast("dict[str, Any]", scope).setdefault("state", {})
+        state["request_id"] = label.decode()
         app = self._context.app_instance
         try:
             if refusal is not None:
                 await refuse(labelled, refusal, scope, label)
             else:
-                await app(scope, _log_request, labelled)
+                await app(scope, watched, labelled)
                 if not is_finished:
                     raise RuntimeError("its answer has no end")
         except BaseException as error:  # what plugins have put around the handlers may raise it
@@ -119,7 +123,10 @@ class GatewayMiddleware:
             metrics.active -= 1
             route = cast("dict[str, Any]", scope).get("path_template") or "other"
             method = cast("Any", scope)["method"]
-            metrics.count_request(method, route, status, time.monotonic() - start_time)
+            seconds = time.monotonic() - start_time
+            metrics.count_request(method, route, status, seconds)
+            failure = failure or state.get("error")
+            self._context.request_log.end(scope, status, seconds, failure, is_left=is_left)
 
     def _refusal(self, scope: Scope, headers: Headers, path: str) -> APIError | None:
         refusal = _header_error(scope, headers) or self._origin_error(headers)

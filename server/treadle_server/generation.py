@@ -19,10 +19,13 @@ from treadle.text.chat import ChatOutputParser, PreparedChat
 from treadle.text.prompts import Prompt, prompt_at
 from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
+from treadle_server.logs import request_id
 from treadle_server.wire.common import SamplingFields
 
 __all__ = ("Generation", "PromptOutput", "merged_outputs", "whole_outputs")
 
+MAX_LABEL = 128
+"""Characters that the engine takes for the name of a request, in which its log quotes it."""
 PromptOutput = tuple[int, RequestOutput]
 """The index of a prompt, and an output of it."""
 
@@ -109,9 +112,8 @@ async def _outputs(
     """Yield the outputs of one prompt. Raises ``APIError`` if the engine fails on one of them, and
     ``RequestError`` if the request is to blame."""
     parser = generation.create_parser()
-    source = context.engine.generate(
-        generation.prompts[index], generation.params, request_id=generation.label(index)
-    )
+    label = f"{generation.label(index)} {request_id.get()}".strip()[:MAX_LABEL]
+    source = context.engine.generate(generation.prompts[index], generation.params, request_id=label)
     with (
         context.observers.recorded(generation) as record,
         prompt_at(index, len(generation.prompts)),

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import signal
 import socket
+import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +29,9 @@ from treadle_server.batches.service import BatchService
 from treadle_server.batches.storage import Folder
 from treadle_server.context import ServerContext
 from treadle_server.gateway import STOPPED
+from treadle_server.memory_watch import MemoryWatch
 from treadle_server.protocol import bounded, sweep
+from treadle_server.stats_log import StatsLog
 
 __all__ = ("Lifecycle", "Signals")
 
@@ -38,6 +41,8 @@ TICK = 0.25
 """Seconds between two checks of the engine and the connections."""
 HEARTBEAT = 1.0
 """Seconds between two requests for the engine's stats."""
+LOOK_SECONDS = 5.0
+"""Seconds between two looks at the memory of the processes."""
 STOP_GRACE_SECONDS = 3.0
 """Seconds that stopped requests get to send their error."""
 
@@ -129,7 +134,7 @@ class Lifecycle:
                 lifespan="off",  # the application may change; see ``AppInstance``
                 log_config=None,
                 log_level=config.log_level if config.log_level == "debug" else "warning",
-                access_log=config.access_log,
+                access_log=False,  # the gateway writes it
                 proxy_headers=False,
                 server_header=False,
                 backlog=config.backlog,
@@ -141,8 +146,7 @@ class Lifecycle:
                 ssl_cert_reqs=2 if config.ssl_ca_certs else 0,
             )
         )
-        if config.access_log:
-            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+        self._memory = MemoryWatch()
 
     @property
     def started(self) -> bool:
@@ -230,12 +234,17 @@ class Lifecycle:
                 await wake.wait()
         sweep(self._listener.server_state.connections, asyncio.get_running_loop().time())
         if self._context.is_dead is None and not self._context.engine.alive:
-            self._context.is_dead = EngineDeadError("the engine has stopped")
-            log.error("the engine has died")
+            try:
+                await self._context.engine.stats(HEARTBEAT)  # it says why
+            except EngineDeadError as error:
+                self._end(error)
+            else:
+                self._end(EngineDeadError("the engine has stopped"))
 
     async def _monitor(self) -> None:
         """Poll the engine's stats. Mark it hung if it does not answer within ``hang_timeout``."""
         context, timeout = self._context, self._context.config.hang_timeout
+        stats_log, next_look = StatsLog(), 0.0
         while context.is_dead is None:
             try:
                 context.stats = await context.engine.stats(timeout)
@@ -245,6 +254,17 @@ class Lifecycle:
                     log.error("the engine hangs: %s", error)
                     context.is_hung = error
                 else:
-                    log.error("the engine has died: %s", error)
-                    context.is_dead = error
+                    self._end(error)
+            else:
+                if not context.config.disable_log_stats:
+                    stats_log.update(context.stats)
+            if time.monotonic() >= next_look:
+                self._memory.look()
+                next_look = time.monotonic() + LOOK_SECONDS
             await asyncio.sleep(HEARTBEAT)
+
+    def _end(self, error: EngineDeadError) -> None:
+        """Note that the engine has died, and log why, if the system knows more than the engine."""
+        if self._context.is_dead is None:
+            self._context.is_dead = error
+            log.error("the engine has died: %s%s", error, self._memory.explain(str(error)))

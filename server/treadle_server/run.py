@@ -15,7 +15,6 @@ from litestar.concurrency import set_asyncio_executor
 
 from treadle.config import EngineConfig
 from treadle.errors import EngineDeadError
-from treadle.processes.logs import start_logging
 from treadle_server.banner import banner
 from treadle_server.batches.storage import check_files_dir
 from treadle_server.config import ServerConfig
@@ -23,6 +22,8 @@ from treadle_server.context import ServerContext
 from treadle_server.engine import Engine
 from treadle_server.lifecycle import Lifecycle, Signals
 from treadle_server.listen import bind, url_of
+from treadle_server.logs import LogSettings
+from treadle_server.logs import start as start_logging
 from treadle_server.running import published
 from treadle_server.threads import DaemonThreadPool
 from treadle_server.tls import check_tls
@@ -59,7 +60,9 @@ def serve(engine: EngineConfig, server: ServerConfig) -> None:
 def serve_engine(build: Callable[[], Startable], server: ServerConfig) -> None:
     """``serve`` for any engine: ``build`` is called on the event loop's thread, before the loop
     listens."""
-    start_logging(server.log_level.upper(), "%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_logging(
+        LogSettings(server.log_level, server.log_format, server.log_config_file), "server"
+    )
     check_tls(server)
     check_files_dir(server)
     bound = bind(server)

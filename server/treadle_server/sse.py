@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from litestar.response import Stream
@@ -105,12 +105,14 @@ class EventStream(Stream):
             *((k.encode("latin-1"), v.encode("latin-1")) for k, v in (headers or {}).items()),
         ]
         self._started = False
+        self._state: dict[str, Any] = {}
 
     def to_asgi_response(self, *_: Any, **__: Any) -> Any:
         """Litestar asks an answer for an ASGI application; this one needs nothing from it."""
         return self.respond
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._state = cast("dict[str, Any]", scope).setdefault("state", {})
         with suppress(ClientDisconnected):
             await self._active_requests.run(receive, lambda request: self._pump(request, send))
 
@@ -167,5 +169,6 @@ class EventStream(Stream):
         api_error = error_of(error)
         if not self._started:
             raise api_error
+        self._state["error"] = api_error
         body = self._writer.error(api_error) + self._writer.end
         await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -17,6 +17,7 @@ import pytest
 from exposition import one, samples
 from process import Process, served
 
+LINE = re.compile(r"[-\d]+ [:\d]+,\d+ (DEBUG|INFO|WARNING|ERROR) \[\w+\] [\w.]+: ")
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
@@ -38,6 +39,10 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
             process.signal(signal.SIGTERM)
         assert process.ends() == 0
         assert "Traceback" not in log.read_text()
+        lines = [line for line in log.read_text().splitlines() if line.startswith("20")]
+        assert all(LINE.match(line) for line in lines), lines
+        assert {"engine", "server"} <= {line.split("[")[1].split("]")[0] for line in lines}
+        assert "sesame" not in log.read_text()
 
 
 @pytest.fixture
@@ -286,6 +291,9 @@ def test_a_killed_engine_is_told_and_the_process_fails(model: Path, tmp_path: Pa
             rest = [line for line in lines if line]
         assert "engine_dead" in rest[-2] and rest[-1] == "data: [DONE]"
         assert server.ends() != 0
+    log = server.log.read_text()
+    assert re.search(r"the engine has died: .* was killed by SIGKILL.*\((not|out|probably)\b", log)
+    assert re.search(r"broke off POST /v1/completions of 127.0.0.1: 503 engine_dead", log)
 
 
 def test_the_fallback_serves_what_no_plugin_has(

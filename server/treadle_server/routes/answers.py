@@ -57,6 +57,7 @@ def ignore_fields(request: Request[Any, Any, Any], names: Sequence[str]) -> None
 
 
 def error_answer(error: APIError, request: Request[Any, Any, Any]) -> Response[bytes]:
+    request.state.error = error
     body = error_body(error, request.scope["path"], request.state.get("request_id") or "")
     return Response(body, status_code=error.status, headers=error.headers, media_type=JSON)
 

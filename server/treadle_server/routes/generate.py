@@ -49,6 +49,7 @@ async def complete(
     with context.timer() as timer:
         generation = await prepare()
         timer.begin(generation)
+        context.request_log.begin(generation)
         outputs = await whole_outputs(context, generation)
         client = "" if generation.chat is None else generation.chat.conversation.client
         usage = usage_of(outputs, await count_reasoning(context.engine, outputs, client))
