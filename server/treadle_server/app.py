@@ -13,10 +13,13 @@ from treadle_server.active_requests import ClientDisconnected
 from treadle_server.app_instance import AppInstance
 from treadle_server.batches import batch_routes, file_routes
 from treadle_server.context import ServerContext
+from treadle_server.error_forms import ErrorForms
 from treadle_server.errors import APIError
 from treadle_server.gateway import GatewayMiddleware
 from treadle_server.hookspecs import SERVER
 from treadle_server.messages import routes as messages
+from treadle_server.messages.errors import PATH as MESSAGES
+from treadle_server.messages.errors import to_anthropic
 from treadle_server.openapi import openapi_config
 from treadle_server.plugin_faults import PluginFaults
 from treadle_server.responses import routes as responses
@@ -50,6 +53,7 @@ def build(context: ServerContext, plugins: PluginManager, *, is_first: bool = Fa
     Called again with the new plugin manager when a plugin is reloaded.
     """
     config = base_app_config(context)
+    error_forms: ErrorForms = config.state.error_forms
     try:
         for entry in plugins.loaded(SERVER):
             options = plugins.options_of(entry, entry.key)
@@ -58,11 +62,13 @@ def build(context: ServerContext, plugins: PluginManager, *, is_first: bool = Fa
         app = Litestar.from_config(config)
     except Exception as error:  # a plugin may put anything into it
         raise PluginFaults(plugins).build_error(error) from error
-    return AppInstance(app, PluginFaults(plugins), names)
+    return AppInstance(app, PluginFaults(plugins), error_forms, names)
 
 
 def base_app_config(context: ServerContext) -> AppConfig:
     """Return the configuration of the application before plugins edit it."""
+    error_forms = ErrorForms()
+    error_forms.set(MESSAGES, to_anthropic)
     return AppConfig(
         route_handlers=[handler for module in ROUTES for handler in module.handlers(context)],
         exception_handlers={
@@ -75,7 +81,13 @@ def base_app_config(context: ServerContext) -> AppConfig:
         logging_config=None,
         openapi_config=openapi_config(context.config),
         request_max_body_size=context.config.max_body_bytes,
-        state=State({"context": context, "metric_names": list(context.metrics.names)}),
+        state=State(
+            {
+                "context": context,
+                "error_forms": error_forms,
+                "metric_names": list(context.metrics.names),
+            }
+        ),
         debug=False,
     )
 

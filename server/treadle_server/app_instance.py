@@ -10,6 +10,7 @@ from litestar import Litestar
 from litestar.routes import HTTPRoute
 from litestar.types import Receive, Scope, Send
 
+from treadle_server.error_forms import ErrorForms
 from treadle_server.metric_names import MetricName
 from treadle_server.plugin_faults import PluginFaults
 
@@ -41,9 +42,14 @@ class AppInstance:
     """
 
     def __init__(
-        self, app: Litestar, faults: PluginFaults, metric_names: tuple[MetricName, ...] = ()
+        self,
+        app: Litestar,
+        faults: PluginFaults,
+        error_forms: ErrorForms,
+        metric_names: tuple[MetricName, ...] = (),
     ) -> None:
-        self.app, self.faults, self.metric_names = app, faults, metric_names
+        self.app, self.faults = app, faults
+        self.error_forms, self.metric_names = error_forms, metric_names
         self.public_paths = frozenset(_public_paths(app))
         self._running = 0
         self._is_retired = False

@@ -18,10 +18,11 @@ from litestar.types import Message, Receive, Scope, Send
 
 from treadle_server.config import LOOPBACK
 from treadle_server.context import ServerContext
+from treadle_server.error_forms import ErrorForms
 from treadle_server.errors import APIError
 from treadle_server.keys import Keys
 from treadle_server.logs import request_id
-from treadle_server.messages.errors import error_body, is_messages_path
+from treadle_server.messages.errors import is_messages_path
 
 __all__ = ("GatewayMiddleware",)
 
@@ -109,7 +110,7 @@ class GatewayMiddleware:
         app = self._context.app_instance
         try:
             if refusal is not None:
-                await refuse(labelled, refusal, scope, label)
+                await refuse(labelled, refusal, scope, label, app.error_forms)
             else:
                 await app(scope, watched, labelled)
                 if not is_finished:
@@ -117,7 +118,7 @@ class GatewayMiddleware:
         except BaseException as error:  # what plugins have put around the handlers may raise it
             failure = STOPPED if is_cancelled() else app.faults.error_for_client(error, scope)
             if not status:
-                await refuse(labelled, failure, scope, label)
+                await refuse(labelled, failure, scope, label, app.error_forms)
             # Half an answer is cut off: the server closes a connection whose answer has no end.
         finally:
             metrics.active -= 1
@@ -232,8 +233,10 @@ def _netloc(origin: str) -> str | None:
         return None
 
 
-async def refuse(send: Send, error: APIError, scope: Scope, label: bytes) -> None:
-    body = error_body(error, scope["path"], label.decode())
+async def refuse(
+    send: Send, error: APIError, scope: Scope, label: bytes, error_forms: ErrorForms
+) -> None:
+    body = error_forms.body(error, scope["path"], label.decode())
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

@@ -1,4 +1,4 @@
-"""The errors of a route in the form that its clients read: that of OpenAI, or that of Anthropic."""
+"""The errors of the Messages API, in the form of Anthropic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 from treadle_server.errors import APIError
 
-__all__ = ("AnthropicErrorBody", "error_body", "is_messages_path", "to_anthropic")
+__all__ = ("PATH", "AnthropicErrorBody", "is_messages_path", "to_anthropic")
 
 PATH = "/v1/messages"
 TYPES = {
@@ -42,10 +42,3 @@ def to_anthropic(error: APIError, request_id: str | None = None) -> AnthropicErr
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     detail = AnthropicError(type=TYPES.get(error.status, fallback), message=error.detail.message)
     return AnthropicErrorBody(error=detail, request_id=request_id or None)
-
-
-def error_body(error: APIError, path: str, request_id: str) -> bytes:
-    """Return the body of an error answer to ``path``."""
-    if is_messages_path(path):
-        return msgspec.json.encode(to_anthropic(error, request_id))
-    return msgspec.json.encode(error.body)

@@ -14,7 +14,6 @@ from litestar.exceptions import (
 )
 
 from treadle_server.errors import APIError
-from treadle_server.messages.errors import error_body
 from treadle_server.sampling import constraint_of
 from treadle_server.wire.common import SamplingFields
 
@@ -58,7 +57,9 @@ def ignore_fields(request: Request[Any, Any, Any], names: Sequence[str]) -> None
 
 def error_answer(error: APIError, request: Request[Any, Any, Any]) -> Response[bytes]:
     request.state.error = error
-    body = error_body(error, request.scope["path"], request.state.get("request_id") or "")
+    body = request.app.state.error_forms.body(
+        error, request.scope["path"], request.state.get("request_id") or ""
+    )
     return Response(body, status_code=error.status, headers=error.headers, media_type=JSON)
 
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, NamedTuple
 
+import msgspec
 import pytest
 from litestar.config.app import AppConfig
 from litestar.routes import ASGIRoute, BaseRoute, HTTPRoute
@@ -25,6 +26,7 @@ from treadle.testing.plugin import PluginTest
 from treadle_server.app import base_app_config, create_app
 from treadle_server.config import server_from_options
 from treadle_server.context import ServerContext
+from treadle_server.errors import APIError
 from treadle_server.gateway import GatewayMiddleware
 from treadle_server.testing.client import Answer, ask
 from treadle_server.testing.engine import FakeEngine
@@ -215,19 +217,22 @@ class ServerSuite(PluginTest):
                         assert NAME.encode() not in answer.body, f"{route} names the model"
                         continue
                     assert answer.status == 401, f"{route} answers {answer.status} without a key"
-                    assert answer.error is not None
+                    _check_answer(route, answer, server)
 
         asyncio.run(main())
 
     def test_its_routes_answer(self) -> None:
-        """Also where a parameter is missing or wrong: an error has the form of the OpenAI API."""
+        """Also where a parameter is missing or wrong: an error has the form of the OpenAI API, or
+        the one that the plugin has set for the path."""
         headers = {**self.headers, **WITH_KEY}
 
         async def main() -> None:
-            async with self.running(self.server(api_key=[KEY])) as gateway:
+            server = self.server(api_key=[KEY])
+            async with self.running(server) as gateway:
                 for route in self.responses():
                     if route.method not in WITH_BODY:
-                        _check_answer(route, await ask(gateway, *route, headers=headers))
+                        answer = await ask(gateway, *route, headers=headers)
+                        _check_answer(route, answer, server)
 
         asyncio.run(main())
 
@@ -235,12 +240,12 @@ class ServerSuite(PluginTest):
         headers = {**self.headers, **WITH_KEY}
 
         async def main() -> None:
-            async with self.running(self.server(api_key=[KEY])) as gateway:
+            server = self.server(api_key=[KEY])
+            async with self.running(server) as gateway:
                 for route in self.responses():
                     for body in BODIES if route.method in WITH_BODY else ():
-                        _check_answer(
-                            route, await ask(gateway, *route, body, headers=headers), body
-                        )
+                        answer = await ask(gateway, *route, body, headers=headers)
+                        _check_answer(route, answer, server, body)
 
         asyncio.run(main())
 
@@ -326,10 +331,27 @@ def _constant(answer: Answer) -> bytes:
     return CHANGING.sub(rb'"\1":0', answer.body)
 
 
-def _check_answer(route: Route, answer: Answer, body: bytes = b"") -> None:
+def _check_answer(route: Route, answer: Answer, server: Server, body: bytes = b"") -> None:
     assert answer.status != 500, f"{route} fails: {body!r}"
-    if answer.status >= 400:
-        assert answer.error is not None, f"{route} answers {body!r} with {answer.body[:200]!r}"
+    if answer.status < 400:
+        return
+    has_form = answer.error is not None
+    if (form := server.context.app_instance.error_forms.of(route.path)) is not None:
+        expected = form(APIError(answer.status, "a text"), "an-id")
+        has_form = _shape(answer.body) == _shape(msgspec.json.encode(expected))
+    assert has_form, f"{route} answers {body!r} with {answer.body[:200]!r}"
+
+
+def _shape(body: bytes) -> Any:
+    """Return the keys of some JSON, nested as they are; ``None`` if it is not an object."""
+
+    def shape(value: Any) -> Any:
+        return {k: shape(v) for k, v in value.items()} if isinstance(value, dict) else None
+
+    try:
+        return shape(msgspec.json.decode(body))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _open_resources() -> set[Any]:

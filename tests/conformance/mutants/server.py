@@ -113,6 +113,13 @@ SPECIMENS = (
                 },
             ),
             Mutant(
+                "test_its_routes_answer",
+                {
+                    "app.lifespan": 'app.state.error_forms.set("/mine", lambda e, i: {"error": str(e)})\n    app.lifespan',
+                    "-> dict[str, list[str]]:": '-> dict[str, list[str]]:\n        from litestar import Response\n        return Response({"detail": "no"}, status_code=404)',
+                },
+            ),
+            Mutant(
                 "test_a_bad_body_is_the_mistake_of_the_client",
                 {"except msgspec.DecodeError": "except LookupError"},
             ),
