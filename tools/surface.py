@@ -27,6 +27,7 @@ MODULES = (
     "treadle.layers",
     *(f"treadle.testing.{name}" for name in KIT),
     "treadle_layers_kit",
+    "treadle_server.surfaces",
     *sorted({suite.partition(":")[0] for suite in SUITES.values() if suite[:5] != "treadle."}),
 )
 CONTRACT = (

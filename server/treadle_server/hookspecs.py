@@ -23,6 +23,7 @@ class ServerHooks:
     def treadle_server(self, app: AppConfig, engine: Engine, options: Mapping[str, Any]) -> None:
         """Edit the application before it is built: routes, middleware, guards, lifespan.
 
+        A plugin that serves another API imports its parts from ``treadle_server.surfaces``.
         ``app.state.context`` is the ``treadle_server.context.ServerContext`` of this server. Routes added
         here are behind the API key, unless their handlers say ``opt={"public": True}`` and their path has
         no parameters: that is for files and states that are the same for everybody. Called again, beside what is served, when a

@@ -14,7 +14,7 @@ from litestar.types import Receive, Scope, Send
 from treadle_server.active_requests import ActiveRequest, ActiveRequests, ClientDisconnected
 from treadle_server.errors import APIError, error_of
 
-__all__ = ("DONE", "EventBuffer", "EventStream", "EventWriter")
+__all__ = ("DONE", "EventBuffer", "EventStream", "EventWriter", "LineBuffer")
 
 DONE = b"data: [DONE]\n\n"
 OPENING_DELAY = 1.0
@@ -49,6 +49,17 @@ class EventBuffer:
         return out
 
 
+class LineBuffer(EventBuffer):
+    """Collects lines of JSON, for protocols that stream those. They have no names and no comments."""
+
+    def add(self, event: Any, name: str | None = None) -> None:
+        ENCODER.encode_into(event, self._bytes, -1)
+        self._bytes += b"\n"
+
+    def comment(self, text: str) -> None:
+        """Write nothing: a line that is no JSON ends the client."""
+
+
 class EventWriter:
     """Writes the events of one streamed answer. What it returns are bytes of whole events.
 
@@ -57,6 +68,7 @@ class EventWriter:
     """
 
     end = DONE
+    media_type = "text/event-stream; charset=utf-8"
 
     def __init__(self) -> None:
         self.buffer = EventBuffer()
@@ -99,7 +111,7 @@ class EventStream(Stream):
         self._writer = writer
         self._quiet = True
         self._head = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"content-type", writer.media_type.encode("latin-1")),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
             *((k.encode("latin-1"), v.encode("latin-1")) for k, v in (headers or {}).items()),
