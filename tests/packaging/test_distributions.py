@@ -100,6 +100,8 @@ NEEDS = {
         "treadle-llama",
         "treadle-safetensors",
     },
+    # its routes are made of the server's parts
+    "treadle-ollama": {"treadle-server"},
 }
 
 
