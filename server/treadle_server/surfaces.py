@@ -2,7 +2,7 @@
 
 A surface turns its request into a ``ChatRequest`` (or a ``CompletionRequest``), which ``prepare_chat``
 checks and renders, and writes the outputs with an ``AnswerWriter``, whether the answer streams
-(``stream``) or not (``write_all``). Limits, keys, cancellation, usage, parsers and metrics are those of
+(``stream``) or not (``write_all``, in ``until_disconnect``). Limits, keys, cancellation, usage, parsers and metrics are those of
 the server. These names stay; other modules of ``treadle_server`` may change.
 """
 
@@ -21,7 +21,7 @@ from treadle_server.generation import Generation
 from treadle_server.logprobs import chat_logprobs
 from treadle_server.request_metrics import TokenUsageCounter
 from treadle_server.routes.answers import answer, ignore_fields
-from treadle_server.routes.generate import stream, write_all
+from treadle_server.routes.generate import stream, until_disconnect, write_all
 from treadle_server.sse import LineBuffer
 from treadle_server.wire.chat import ChatRequest, ChatTokenLogprob
 from treadle_server.wire.common import JSONSchema, ResponseFormat, Usage
@@ -70,5 +70,6 @@ __all__ = (
     "request_body",
     "set_error_form",
     "stream",
+    "until_disconnect",
     "write_all",
 )

@@ -25,6 +25,7 @@ from treadle_server.surfaces import (
     prepare_completion,
     request_body,
     stream,
+    until_disconnect,
     write_all,
 )
 
@@ -87,7 +88,7 @@ async def answered(
     prepare = partial(prepared, context, call, context.client_of(request))
     if streams is not False:
         return stream(context, request, prepare, writer)
-    await write_all(context, request, prepare, writer)
+    await until_disconnect(context, request, partial(write_all, context, prepare, writer))
     failed = ",".join(sorted(writer.parser_errors))
     return answer(request, writer.answer, {"x-treadle-parser-error": failed} if failed else None)
 
