@@ -195,6 +195,7 @@ def test_every_kind_is_called() -> None:
     """A kind is named where its hook is called: a promise that nobody keeps is none."""
     sources = [*TESTS.parent.glob("core/treadle/**/*.py"), *TESTS.parent.glob("server/**/*.py")]
     sources += TESTS.parent.glob("cli/treadle_cli/*.py")
+    sources += TESTS.parent.glob("kits/workers/treadle_worker_kit/*.py")  # of every executor
     called = {
         name.id if isinstance(name, ast.Name) else name.attr
         for file in sources
