@@ -46,18 +46,22 @@ def _lines(api: Document) -> Iterator[str]:
     schemas: Document = api["components"]["schemas"]
     listed: set[str] = set()
     for path, operations in api["paths"].items():
-        methods = [m for m in operations if m in ("get", "post", "head", "put", "delete")]
-        operation = operations[methods[0]]
-        yield f"### {', '.join(methods).upper()} {path}\n"
-        yield f"{operation.get('summary', '').rstrip('.')}. {operation.get('description', '')}".strip()
-        if failures := [s for s in operation["responses"] if s >= "400"]:
-            yield f"\nErrors: {', '.join(failures)}."
-        yield ""
-        for title, name in _bodies(operation):
-            yield f"{title}: [{name}](#{name.lower()})\n"
-            if name not in listed:
-                listed.add(name)
-                yield f"#### {name}\n\n{_table(schemas[name])}"
+        methods: dict[str, list[str]] = {}
+        for method in ("get", "post", "head", "put", "delete"):
+            if method in operations:
+                methods.setdefault(operations[method].get("summary", ""), []).append(method)
+        for summary, names in methods.items():
+            operation = operations[names[0]]
+            yield f"### {', '.join(names).upper()} {path}\n"
+            yield f"{summary.rstrip('.')}. {operation.get('description', '')}".strip()
+            if failures := [s for s in operation["responses"] if s >= "400"]:
+                yield f"\nErrors: {', '.join(failures)}."
+            yield ""
+            for title, name in _bodies(operation):
+                yield f"{title}: [{name}](#{name.lower()})\n"
+                if name not in listed:
+                    listed.add(name)
+                    yield f"#### {name}\n\n{_table(schemas[name])}"
     yield "### Shared parts\n"
     for name, schema in schemas.items():
         if name not in listed and schema.get("properties"):
