@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -50,6 +51,26 @@ def test_json(treadle, checkpoint, expected):
     assert first["outputs"][0]["token_ids"] == expected.token_ids
     assert len(first["outputs"][0]["logprobs"]) == 12
     assert second["prompt"] == "Bye"
+
+
+def test_json_is_printed_when_it_is_there(treadle, checkpoint, monkeypatch):
+    """Whoever reads the first line gets it before the second prompt has begun."""
+    from treadle import LLM
+
+    steps = []
+
+    class Reader(io.StringIO):
+        def write(self, text):
+            raise KeyboardInterrupt
+
+    shutdown = LLM.shutdown
+    monkeypatch.setattr(
+        LLM, "shutdown", lambda llm: (steps.append(llm.stats.num_steps), shutdown(llm))
+    )
+    monkeypatch.setattr("sys.stdout", Reader())
+    arguments = ("--max-num-seqs", "1", "--max-tokens", "20", "--ignore-eos", "--json")
+    assert treadle("generate", checkpoint, *GREEDY, *arguments, "-p", "a", "-p", "b").code == 130
+    assert 20 <= steps[0] < 30, "40 are both"
 
 
 def test_several_outputs(treadle, checkpoint):

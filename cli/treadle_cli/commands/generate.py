@@ -44,7 +44,8 @@ def generate(
     """Complete a prompt, streaming to the terminal.
 
     Without --max-tokens at most 256 tokens are generated. Several prompts, or --n above 1, run as
-    one batch and are printed when they are done.
+    one batch and are printed when they are done: with --json each at once, in whatever order they
+    end, otherwise all at the end.
     """
     if explain:
         return print_engine(options.engine_config())
@@ -105,8 +106,8 @@ def _print_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
 def _print_json(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
     import msgspec
 
-    for result in llm.generate(prompts, params, use_tqdm=False):
-        print(msgspec.json.encode(result).decode())
+    for result in llm.stream(prompts, params.replace(output_kind="final")):
+        print(msgspec.json.encode(result).decode(), flush=True)
 
 
 @impl
