@@ -62,14 +62,14 @@ class Client:
         async with serving(engine, files_dir=str(self.folder), **options) as self.server:
             yield self.server
 
-    async def create(self, num_lines: int, **changes: Any) -> str:
+    async def create(self, num_lines: int, **fields: Any) -> str:
         content = "\n".join(
             json.dumps(
                 {
                     "custom_id": str(i),
                     "method": "POST",
                     "url": "/v1/completions",
-                    "body": {"prompt": "ab"},
+                    "body": {"prompt": "ab", **fields},
                 }
             )
             for i in range(num_lines)
@@ -82,12 +82,18 @@ class Client:
             "endpoint": "/v1/completions",
             "completion_window": "24h",
         }
-        answer = await self.server.post("/v1/batches", body | changes)
+        answer = await self.server.post("/v1/batches", body)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["id"])
 
     async def get(self, id: str) -> Any:
         return (await self.server.client.get(f"/v1/batches/{id}")).json()
+
+    async def completed(self, id: str, count: int) -> None:
+        """Wait until so many answers are written."""
+        async with asyncio.timeout(10):
+            while (await self.get(id))["request_counts"]["completed"] < count:
+                await asyncio.sleep(0.005)
 
     async def ended(self, id: str) -> Any:
         async with asyncio.timeout(10):
@@ -153,6 +159,34 @@ async def test_requests_of_clients_go_first(client: Client) -> None:
         assert batch["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
 
 
+async def test_a_line_takes_a_slot_for_each_of_its_sequences(client: Client) -> None:
+    """Four prompts are four sequences: other lines and requests of clients count them."""
+    engine, gate = small_engine(), Gate()
+    engine.hold = gate
+    async with client.server_with(engine, max_batch_concurrency=4) as server:
+        requests = [asyncio.create_task(server.complete())]
+        await until(lambda: engine.running == 1)
+        id = await client.create(3, prompt=["a", "b", "c"])
+        await until(lambda: engine.running == 4)
+        requests.append(asyncio.create_task(server.complete()))
+        await until(lambda: engine.running == 5)
+        gate.open()
+        await asyncio.gather(*requests)
+        assert (await client.ended(id))["request_counts"]["completed"] == 3
+        wide = await client.create(1, n=3, prompt=["a"] * 5)
+        assert (await client.ended(wide))["request_counts"]["completed"] == 1
+
+
+async def test_what_a_line_has_that_is_unknown_is_named(client: Client) -> None:
+    async with client.server_with(ScriptedEngine()):
+        batch = await client.ended(await client.create(1, nothing=1))
+        row = (await client.rows(batch["output_file_id"]))["0"]
+        assert row["response"]["ignored_fields"] == "nothing"
+    async with client.server_with(ScriptedEngine(), strict_requests=True):
+        batch = await client.ended(await client.create(1, nothing=1))
+        assert batch["request_counts"]["failed"] == 1
+
+
 async def test_lines_have_a_low_priority_if_the_scheduler_heeds_it(client: Client) -> None:
     engine = ScriptedEngine()
     async with client.server_with(engine) as server:
@@ -181,16 +215,24 @@ async def test_what_is_not_run_in_time_expires(client: Client) -> None:
     engine, gate = small_engine(), Gate()
     engine.hold = gate
     gate.open(2)
-    async with client.server_with(engine, batch_timeout=1.0, max_batch_concurrency=2):
+    async with client.server_with(engine, max_batch_concurrency=2):
         id = await client.create(6)
-        await until(lambda: engine.finished == 2)
+        await client.completed(id, 2)
+    path = client.folder / f"batches/{id}.json"
+    record = msgspec.json.decode(path.read_bytes(), type=BatchRecord)
+    record.batch.expires_at = record.batch.created_at
+    path.write_bytes(msgspec.json.encode(record))
+    engine = small_engine()
+    engine.hold = Gate()
+    async with client.server_with(engine, batch_timeout=0.1) as server:
         batch = await client.ended(id)
         assert batch["status"] == "expired" and batch["expired_at"] is not None
         assert batch["request_counts"] == {"total": 6, "completed": 2, "failed": 4}
         assert len(await client.rows(batch["output_file_id"])) == 2
         rest = await client.rows(batch["error_file_id"])
         assert {row["error"]["code"] for row in rest.values()} == {"batch_expired"}
-        assert engine.running == 0
+        assert (await client.ended(await client.create(1)))["status"] == "expired"
+        assert engine.running == 0 and not server.context.active_requests
 
 
 async def test_batches_wait_for_their_turn(client: Client) -> None:
@@ -216,7 +258,7 @@ async def test_a_stop_or_a_dead_engine_leaves_the_rest_to_the_next_server(client
     gate.open(2)
     async with client.server_with(engine):
         id = await client.create(9)
-        await until(lambda: engine.finished == 2)
+        await client.completed(id, 2)
     assert engine.running == 0
 
     dying = small_engine()
@@ -227,6 +269,7 @@ async def test_a_stop_or_a_dead_engine_leaves_the_rest_to_the_next_server(client
 
     dying.before = die
     async with client.server_with(dying, max_batch_concurrency=1) as server:
+        await client.completed(id, 3)
         await until(lambda: dying.dead is not None and not dying.running)
         assert server.context.batches is not None
         assert server.context.batches.records.unfinished()[0].batch.status == "in_progress"
@@ -257,7 +300,7 @@ async def test_a_server_that_was_killed_in_any_state(
     gate.open(2)
     async with client.server_with(engine):
         id = await client.create(4)
-        await until(lambda: engine.finished == 2)
+        await client.completed(id, 2)
     path = client.folder / f"batches/{id}.json"
     record = msgspec.json.decode(path.read_bytes(), type=BatchRecord)
     record.batch.status, record.ending = status, ending
@@ -309,11 +352,18 @@ async def test_files_expire_and_the_oldest_batches_make_room(client: Client) -> 
         assert [b["id"] for b in listed["data"]] == ids[:-4:-1] and listed["has_more"]
         assert (await server.client.get(f"/v1/batches/{ids[0]}")).status_code == 404
     assert len(list((client.folder / "batches").iterdir())) == 6
-    async with client.server_with(ScriptedEngine(), file_lifetime=1) as server:
-        await client.ended(await client.create(1))
-        async with asyncio.timeout(5):
-            while (await server.client.get("/v1/files")).json()["data"]:
-                await asyncio.sleep(0.05)
+    async with client.server_with(ScriptedEngine(), max_files=4) as server:
+        id = (await client.ended(await client.create(1)))["input_file_id"]
+        await server.client.post("/v1/files", files={"file": b"x"}, data={"purpose": "batch"})
+        body = {"input_file_id": id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        answer = await server.post("/v1/batches", body)
+        assert answer.json()["error"]["code"] == "too_many_files", "it would make two more"
+    for path in (client.folder / "files").glob("*.json"):
+        record = msgspec.json.decode(path.read_bytes(), type=FileRecord)
+        record.file.expires_at = record.file.created_at
+        path.write_bytes(msgspec.json.encode(record))
+    async with client.server_with(ScriptedEngine()) as server:
+        assert (await server.client.get("/v1/files")).json()["data"] == []
     assert not list((client.folder / "files").iterdir())
 
 

@@ -11,7 +11,7 @@ from litestar.params import Body
 from treadle_server.batches.files import disk_error
 from treadle_server.batches.pages import BatchQuery, page_of, query_of
 from treadle_server.batches.service import check_endpoint
-from treadle_server.batches.wire import Batch, BatchRequest, ObjectPage
+from treadle_server.batches.wire import Batch, BatchList, BatchRequest
 from treadle_server.context import ServerContext
 from treadle_server.decode import request_body
 from treadle_server.openapi import ERROR_RESPONSES
@@ -48,10 +48,11 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         summary="List the batches of this key, the newest first",
         description="The query has `limit` (1 to 100) and `after` (the id of a batch).",
     )
-    async def list_batches(request: Request[Any, Any, Any]) -> ObjectPage[Batch]:
+    async def list_batches(request: Request[Any, Any, Any]) -> BatchList:
         query = query_of(request, BatchQuery)
         records = context.need_batches().records.of(context.owner_of(request))
-        return page_of([record.batch for record in reversed(records)], query.limit, query.after)
+        batches = [record.batch for record in reversed(records)]
+        return page_of(BatchList, batches, query.limit, query.after)
 
     @get("/v1/batches/{batch_id:str}", responses=ERROR_RESPONSES, summary="Describe a batch")
     async def retrieve_batch(request: Request[Any, Any, Any]) -> Batch:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
 
 from treadle.api.sampling_params import BOUNDS
 from treadle.errors import EngineDeadError, QueueFullError, RequestError
+from treadle_server.batches.slots import LineSlots
 from treadle_server.batches.wire import BatchLine, LineFailure, LineOutput, LineResponse
 from treadle_server.context import ServerContext
 from treadle_server.decode import RequestDecoder
@@ -64,10 +66,12 @@ ENDPOINTS: dict[str, tuple[type[SamplingFields], Complete]] = {
 
 
 class LineExecutor:
-    """Answers the lines of one client."""
+    """Answers the lines of one client, those of a server when there are ``slots`` for them."""
 
-    def __init__(self, context: ServerContext, client: BatchClient) -> None:
-        self._context, self._client = context, client
+    def __init__(
+        self, context: ServerContext, client: BatchClient, slots: LineSlots | None = None
+    ) -> None:
+        self._context, self._client, self._slots = context, client, slots
         self._decoders = {
             url: RequestDecoder(kind, strict=context.config.strict_requests)
             for url, (kind, _) in ENDPOINTS.items()
@@ -78,9 +82,9 @@ class LineExecutor:
 
         Raises ``EngineDeadError``: it says nothing about the line.
         """
-        data, status = None, 200
+        data, status, ignored = None, 200, ""
         try:
-            data, _ = self._decoders[line.url].decode(bytes(line.body))
+            data, ignored = self._decoders[line.url].decode(bytes(line.body))
             body = await self._complete(line.url, data)
         except EngineDeadError:
             raise
@@ -88,7 +92,12 @@ class LineExecutor:
             api_error = error_of(error)
             name_param(api_error, data)
             body, status = api_error.body, api_error.status
-        response = LineResponse(status_code=status, request_id=secrets.token_hex(16), body=body)
+        response = LineResponse(
+            status_code=status,
+            request_id=secrets.token_hex(16),
+            body=body,
+            ignored_fields=ignored or None,
+        )
         return LineOutput(id=new_output_id(), custom_id=line.custom_id, response=response)
 
     async def _complete(self, url: str, data: SamplingFields) -> Any:
@@ -100,11 +109,21 @@ class LineExecutor:
         if self._context.engine.assets.priorities:
             data.priority = min(LOW_PRIORITY + max(0, data.priority or 0), MAX_PRIORITY)
         _, complete = ENDPOINTS[url]
-        while True:
-            try:
-                return await complete(self._context, data, self._client)
-            except QueueFullError:
-                await asyncio.sleep(RETRY_SECONDS)
+        async with nullcontext() if self._slots is None else self._slots.taken(num_sequences(data)):
+            while True:
+                try:
+                    return await complete(self._context, data, self._client)
+                except QueueFullError:
+                    await asyncio.sleep(RETRY_SECONDS)
+
+
+def num_sequences(data: SamplingFields) -> int:
+    """Return how many sequences of the engine a request is, before it is checked."""
+    prompt: Any = getattr(data, "prompt", None)
+    num_prompts = 1
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        num_prompts = len(prompt)
+    return max(1, data.n or 1, data.best_of or 1) * num_prompts
 
 
 def failure_output(

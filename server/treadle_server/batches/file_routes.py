@@ -14,7 +14,7 @@ from litestar.response import Stream
 from treadle_server.batches.files import FileStore
 from treadle_server.batches.pages import FileQuery, page_of, query_of
 from treadle_server.batches.upload import receive_file
-from treadle_server.batches.wire import DeletedFile, FileObject, ObjectPage
+from treadle_server.batches.wire import DeletedFile, FileList, FileObject
 from treadle_server.context import ServerContext
 from treadle_server.openapi import ERROR_RESPONSES
 
@@ -50,13 +50,13 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         description="The query has `purpose`, `limit` (1 to 10,000), `order` (`asc`, `desc`) and `after` "
         "(the id of a file).",
     )
-    async def list_files(request: Request[Any, Any, Any]) -> ObjectPage[FileObject]:
+    async def list_files(request: Request[Any, Any, Any]) -> FileList:
         query = query_of(request, FileQuery)
         files = store().list(context.owner_of(request))
         if query.order == "desc":
             files.reverse()
         chosen = [file for file in files if query.purpose in (None, file.purpose)]
-        return page_of(chosen, query.limit, query.after)
+        return page_of(FileList, chosen, query.limit, query.after)
 
     @get("/v1/files/{file_id:str}", responses=ERROR_RESPONSES, summary="Describe a file")
     async def retrieve_file(request: Request[Any, Any, Any]) -> FileObject:

@@ -79,16 +79,20 @@ class FileStore:
     # -- writing -----------------------------------------------------------------------
 
     def new_upload(self) -> Path:
-        """Return where to write a file that is being uploaded. Raises ``APIError`` if there are too many."""
+        """Return where to write a file that is being uploaded. Raises ``APIError``."""
         self.remove_expired()
-        if len(self._records) >= self._config.max_files:
+        self.check_room(1)
+        return self._folder.uploads / secrets.token_hex(12)
+
+    def check_room(self, count: int) -> None:
+        """Raise ``APIError`` (400) unless so many more files may be kept."""
+        if len(self._records) + count > self._config.max_files:
             raise APIError(
                 400,
-                f"{len(self._records)} files are kept, and at most {self._config.max_files} may be "
-                "(--max-files): delete some",
+                f"{len(self._records)} files are kept, and at most {self._config.max_files} may be, "
+                "those that batches are going to make included (--max-files): delete some",
                 code="too_many_files",
             )
-        return self._folder.uploads / secrets.token_hex(12)
 
     def reserve(self, num_bytes: int) -> None:
         """Count bytes that are going to be written, or, below 0, that were not. Safe in threads.

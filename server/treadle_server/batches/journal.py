@@ -109,7 +109,7 @@ class Journal:
         self,
         output: Path,
         errors: Path | None = None,
-        reserve: Callable[[int], None] = lambda _: None,
+        reserve: Callable[[int], object] = lambda _: None,
     ) -> None:
         self.counts, self.usage = BatchCounts(), BatchUsage()
         self._paths = [output] if errors is None else [output, errors]
@@ -132,9 +132,21 @@ class Journal:
         await self._in_thread(self._write, output)
 
     async def close(self) -> None:
-        """Wait until all is written that was begun, also for writers that were cancelled."""
-        await self._in_thread(self._close)
+        """Wait until all is written that was begun, also for writers that were cancelled.
+
+        Cancelling it does not leave the files open: it raises ``CancelledError`` when they are closed.
+        """
+        closing = asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
+        is_cancelled = False
+        while not closing.done():
+            try:
+                await asyncio.wait((closing,))
+            except asyncio.CancelledError:
+                is_cancelled = True
+        closing.result()
+        if is_cancelled:
+            raise asyncio.CancelledError
 
     def has_id(self, custom_id: str) -> bool:
         """Whether the request of that name is answered."""

@@ -7,7 +7,7 @@ are kept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Container
+from collections.abc import AsyncGenerator, Collection
 from pathlib import Path
 from typing import BinaryIO
 
@@ -100,7 +100,7 @@ async def read_lines(path: Path, max_bytes: int) -> AsyncGenerator[InputLine, No
                 yield line
 
 
-def parse_line(line: InputLine, endpoints: Container[str], max_bytes: int) -> BatchLine:
+def parse_line(line: InputLine, endpoints: Collection[str], max_bytes: int) -> BatchLine:
     """Return the request on a line, for one of ``endpoints``. Raises ``LineError``.
 
     The body is decoded when it is run: it is an error of its own request, not of the file.
@@ -117,9 +117,9 @@ def parse_line(line: InputLine, endpoints: Container[str], max_bytes: int) -> Ba
         raise LineError("invalid_json_line", str(error)) from None
     except msgspec.ValidationError as error:
         detail = invalid(error).detail
-        code = "missing_required_parameter" if "missing required" in detail.message else None
+        is_missing = "missing required" in detail.message
         raise LineError(
-            code or "invalid_request_line",
+            "missing_required_parameter" if is_missing else "invalid_request_line",
             f"{detail.message}; a line is a JSON object with custom_id, method, url and body",
             param=detail.param,
             custom_id=custom_id_of(line.data),
@@ -128,15 +128,20 @@ def parse_line(line: InputLine, endpoints: Container[str], max_bytes: int) -> Ba
         raise LineError(
             "invalid_json_line", f"the line is not valid JSON in UTF-8: {error}"
         ) from None
-    problem = ""
     if request.method != "POST":
-        code, param = "invalid_method", "method"
-        problem = f"method is {request.method[:64]!r}; it must be POST"
-    elif request.url not in endpoints:
-        code, param = "invalid_url", "url"
-        problem = f"url is {request.url[:80]!r}; it must be {' or '.join(sorted(endpoints))}"  # type: ignore[call-overload]
-    if problem:
-        raise LineError(code, problem, param=param, custom_id=request.custom_id)
+        raise LineError(
+            "invalid_method",
+            f"method is {request.method[:64]!r}; it must be POST",
+            param="method",
+            custom_id=request.custom_id,
+        )
+    if request.url not in endpoints:
+        raise LineError(
+            "invalid_url",
+            f"url is {request.url[:80]!r}; it must be {' or '.join(sorted(endpoints))}",
+            param="url",
+            custom_id=request.custom_id,
+        )
     return request
 
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from litestar import Request
 
 from treadle.errors import RequestError
-from treadle_server.batches.wire import ObjectPage
+from treadle_server.batches.wire import Batch, BatchList, FileList, FileObject
 
 __all__ = ("BatchQuery", "FileQuery", "page_of", "query_of")
 
 
-class _Listed(Protocol):
-    id: str
-
-
-T = TypeVar("T", bound=_Listed)
+T = TypeVar("T", FileObject, Batch)
+P = TypeVar("P", FileList, BatchList)
 Q = TypeVar("Q", bound="FileQuery | BatchQuery")
 
 
@@ -48,15 +45,15 @@ def query_of(request: Request[Any, Any, Any], kind: type[Q]) -> Q:
         raise RequestError(f"{name}: {message}", param=name or None) from None
 
 
-def page_of(objects: Sequence[T], limit: int, after: str | None) -> ObjectPage[T]:
+def page_of(kind: type[P], objects: Sequence[T], limit: int, after: str | None) -> P:
     """Return the objects that follow the one with the id ``after``. Raises ``RequestError``."""
     if after is not None:
         ids = [item.id for item in objects]
         if after not in ids:
             raise RequestError(f"after is {after[:80]!r}, which is not in this list", param="after")
         objects = objects[ids.index(after) + 1 :]
-    data = list(objects[:limit])
-    return ObjectPage(
+    data: list[Any] = list(objects[:limit])
+    return kind(
         data=data,
         first_id=data[0].id if data else None,
         last_id=data[-1].id if data else None,

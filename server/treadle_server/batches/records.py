@@ -45,6 +45,7 @@ class BatchRecords:
     def __init__(self, folder: Path, max_records: int) -> None:
         self._folder, self._max_records = folder, max_records
         self._records: dict[str, BatchRecord] = {}
+        self._unsaved: dict[str, BatchRecord] = {}
         for record in sorted(self._read(), key=lambda record: record.batch.created_at):
             self._records[record.batch.id] = record
 
@@ -77,14 +78,23 @@ class BatchRecords:
                 break
             if old.is_ended:
                 del self._records[old.batch.id]
+                self._unsaved.pop(old.batch.id, None)
                 self._path(old).unlink(missing_ok=True)
 
     def save(self, record: BatchRecord) -> None:
-        """Write a change. A disk that is full costs no more than the change after a restart."""
-        try:
-            write_whole(self._path(record), record)
-        except OSError as error:
-            log.error("the state of %s could not be written: %s", record.batch.id, error)
+        """Write a change. What a full disk refuses is written again with the next change."""
+        self._unsaved[record.batch.id] = record
+        self.save_rest()
+
+    def save_rest(self) -> None:
+        """Write the changes that could not be written before."""
+        for id, record in list(self._unsaved.items()):
+            try:
+                write_whole(self._path(record), record)
+            except OSError as error:
+                log.error("the state of %s could not be written: %s", id, error)
+                break
+            del self._unsaved[id]
 
     def journal_paths(self, record: BatchRecord) -> tuple[Path, Path]:
         """Return where the output and the errors of a batch are until it has ended."""

@@ -7,7 +7,6 @@ digest of each id.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from pathlib import Path
@@ -15,13 +14,20 @@ from typing import Protocol
 
 import msgspec
 
-from treadle_server.active_requests import ActiveRequests
 from treadle_server.batches.endpoints import LineExecutor, failure_output
-from treadle_server.batches.journal import Journal, id_digest
+from treadle_server.batches.journal import id_digest
 from treadle_server.batches.lines import InputLine, LineError, parse_line, read_lines
-from treadle_server.batches.wire import BatchLine
+from treadle_server.batches.wire import BatchLine, LineOutput
 
-__all__ = ("BatchInput", "LineSlots", "Slots", "answer_rest", "run_lines")
+__all__ = (
+    "Answers",
+    "BatchInput",
+    "LineSource",
+    "Parsed",
+    "answer_rest",
+    "is_answered",
+    "run_lines",
+)
 
 
 class BatchInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +37,7 @@ class BatchInput(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: Collection[str]
     max_line_bytes: int
 
-    async def lines(self) -> AsyncGenerator[tuple[InputLine, BatchLine | LineError], None]:
+    async def lines(self) -> AsyncGenerator[Parsed, None]:
         """Yield each line that is not blank, as a request or as what is wrong with it.
 
         An id is good once. Raises ``OSError``.
@@ -59,20 +65,32 @@ class BatchInput(msgspec.Struct, frozen=True, kw_only=True):
         return request
 
 
-class Slots(Protocol):
-    """Bounds the lines that run at once; a ``Semaphore`` is one."""
+Parsed = tuple[InputLine, BatchLine | LineError]
 
-    async def acquire(self) -> object: ...
-    def release(self) -> None: ...
+
+class LineSource(Protocol):
+    """Where lines come from: ``BatchInput``, or what makes requests of something else."""
+
+    def lines(self) -> AsyncGenerator[Parsed, None]: ...
+
+
+class Answers(Protocol):
+    """Where answers go: ``Journal``, or what shows them to somebody."""
+
+    def has_id(self, custom_id: str) -> bool: ...
+    def has_line(self, number: int) -> bool: ...
+    async def write(self, output: LineOutput) -> None: ...
 
 
 async def run_lines(
-    source: BatchInput, executor: LineExecutor, journal: Journal, slots: Slots
+    source: LineSource, executor: LineExecutor, answers: Answers, max_lines: int
 ) -> None:
-    """Answer all lines that the journal has no answer to. Cancelling stops those that run.
+    """Answer all lines that have no answer yet, at most ``max_lines`` at once.
 
-    Raises ``OSError``, ``EngineDeadError`` and what the journal raises.
+    Cancelling stops those that run. Raises ``OSError``, ``EngineDeadError`` and what ``answers`` raises.
     """
+
+    slots = asyncio.Semaphore(max_lines)
 
     async def answer(number: int, request: BatchLine | LineError) -> None:
         if isinstance(request, LineError):
@@ -80,12 +98,12 @@ async def run_lines(
             output = failure_output(request.custom_id, request.code, text, number)
         else:
             output = await executor.execute(request)
-        await journal.write(output)
+        await answers.write(output)
 
     try:
         async with asyncio.TaskGroup() as tasks, aclosing(source.lines()) as lines:
             async for line, request in lines:
-                if not is_answered(journal, line, request):
+                if not is_answered(answers, line, request):
                     await slots.acquire()
                     task = tasks.create_task(answer(line.number, request))
                     task.add_done_callback(lambda _: slots.release())
@@ -93,59 +111,16 @@ async def run_lines(
         raise group.exceptions[0] from None
 
 
-async def answer_rest(source: BatchInput, journal: Journal, code: str, message: str) -> None:
-    """Answer all lines that the journal has no answer to with an error."""
+async def answer_rest(source: LineSource, answers: Answers, code: str, message: str) -> None:
+    """Answer all lines that have no answer yet with an error."""
     async with aclosing(source.lines()) as lines:
         async for line, request in lines:
-            if not is_answered(journal, line, request):
-                await journal.write(failure_output(request.custom_id, code, message))
+            if not is_answered(answers, line, request):
+                await answers.write(failure_output(request.custom_id, code, message))
 
 
-def is_answered(journal: Journal, line: InputLine, request: BatchLine | LineError) -> bool:
+def is_answered(answers: Answers, line: InputLine, request: BatchLine | LineError) -> bool:
+    """Whether a line has its answer: a request by its id, what is no request by its number."""
     if isinstance(request, LineError):
-        return journal.has_line(line.number)
-    return journal.has_id(request.custom_id)
-
-
-class LineSlots:
-    """The slots for lines of all batches of a server. Requests of clients go first.
-
-    A line starts only while fewer than ``max_sequences`` requests and lines run, so that no request ever
-    waits in the engine behind a line, and at most ``max_lines`` lines do.
-    """
-
-    def __init__(self, requests: ActiveRequests, max_lines: int, max_sequences: int) -> None:
-        self._requests = requests
-        self._max_lines, self._max_sequences = max_lines, max_sequences
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self.num_taken = 0
-        requests.on_end = self._wake
-
-    async def acquire(self) -> None:
-        """Wait for a slot. The first to wait is the first to get one."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        self._wake()
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self.release()
-            elif waiter in self._waiters:
-                self._waiters.remove(waiter)
-            raise
-
-    def release(self) -> None:
-        self.num_taken -= 1
-        self._wake()
-
-    def _wake(self) -> None:
-        while self._waiters and self._has_room():
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                self.num_taken += 1
-                waiter.set_result(None)
-
-    def _has_room(self) -> bool:
-        num_running = self.num_taken + len(self._requests)
-        return self.num_taken < self._max_lines and num_running < self._max_sequences
+        return answers.has_line(line.number)
+    return answers.has_id(request.custom_id)

@@ -25,7 +25,8 @@ from treadle_server.batches.files import FileStore, StorageFullError
 from treadle_server.batches.journal import Journal, JournalError
 from treadle_server.batches.lines import LineError
 from treadle_server.batches.records import BatchRecord, BatchRecords
-from treadle_server.batches.runner import BatchInput, LineSlots, answer_rest, run_lines
+from treadle_server.batches.runner import BatchInput, answer_rest, run_lines
+from treadle_server.batches.slots import LineSlots
 from treadle_server.batches.storage import Folder
 from treadle_server.batches.wire import (
     Batch,
@@ -75,11 +76,8 @@ class BatchService:
         self.files = FileStore(folder, config)
         self.records = BatchRecords(folder.batches, config.max_files)
         limits = context.engine.config.scheduler
-        self._slots = LineSlots(
-            context.active_requests,
-            config.max_batch_concurrency or max(1, limits.max_num_seqs * 3 // 4),
-            limits.max_num_seqs,
-        )
+        self._max_lines = config.max_batch_concurrency or max(1, limits.max_num_seqs * 3 // 4)
+        self._slots = LineSlots(context.active_requests, self._max_lines, limits.max_num_seqs)
         self._turns = asyncio.Semaphore(config.max_running_batches)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._works: dict[str, asyncio.Task[None]] = {}
@@ -101,6 +99,7 @@ class BatchService:
 
     async def close(self) -> None:
         await self.stop()
+        self.records.save_rest()
         self._folder.close()
 
     # -- requests ----------------------------------------------------------------------
@@ -123,6 +122,7 @@ class BatchService:
                 code="too_many_batches",
                 headers={"retry-after": "60"},
             )
+        self.files.check_room(2 * (unfinished + 1))  # their outputs and errors
         now, lifetime = int(time.time()), request.output_expires_after
         batch = Batch(
             id=f"batch_{secrets.token_hex(12)}",
@@ -214,8 +214,8 @@ class BatchService:
             journal = await self._open_journal(record)
             client = BatchClient(name=record.owner or "batch", owner=record.owner)
             try:
-                executor = LineExecutor(self._context, client)
-                await run_lines(source, executor, journal, self._slots)
+                executor = LineExecutor(self._context, client, self._slots)
+                await run_lines(source, executor, journal, self._max_lines)
             finally:
                 await journal.close()
 

@@ -126,6 +126,7 @@ async def receive_file(
         purpose, lifetime = purpose_of(upload), lifetime_of(upload)
         if upload.filename is None:
             raise RequestError("file is missing; send a form with the field file", param="file")
+        store.check_room(1)  # others may have been quicker
         file = store.adopt(
             upload.path,
             owner,
@@ -143,7 +144,7 @@ async def receive_file(
 
 def purpose_of(upload: Upload) -> str:
     purpose = upload.text("purpose")
-    if purpose not in get_args(Purpose):
+    if purpose is None or purpose not in get_args(Purpose):
         problem = "is missing" if purpose is None else f"is {purpose[:64]!r}"
         raise RequestError(
             f"purpose {problem}; it must be one of {', '.join(get_args(Purpose))}", param="purpose"

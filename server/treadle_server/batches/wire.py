@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,20 +16,19 @@ __all__ = (
     "BatchError",
     "BatchErrors",
     "BatchLine",
+    "BatchList",
     "BatchRequest",
     "BatchUsage",
     "DeletedFile",
+    "FileList",
     "FileObject",
     "Lifetime",
     "LineFailure",
     "LineOutput",
     "LineResponse",
-    "ObjectPage",
     "Purpose",
     "Status",
 )
-
-T = TypeVar("T")
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 Status = Literal[
@@ -55,7 +54,7 @@ class Lifetime(msgspec.Struct, frozen=True, kw_only=True):
 class FileObject(msgspec.Struct, kw_only=True):
     id: str
     object: str = "file"
-    bytes: Annotated[int, Meta(description="The size of the file.")]
+    bytes: int
     created_at: int
     expires_at: int | None = None
     filename: str
@@ -69,11 +68,11 @@ class DeletedFile(msgspec.Struct, kw_only=True):
     deleted: bool = True
 
 
-class ObjectPage(msgspec.Struct, Generic[T], kw_only=True):
+class FileList(msgspec.Struct, kw_only=True):
     """A part of a list. The next one begins ``after`` ``last_id``."""
 
     object: str = "list"
-    data: list[T]
+    data: list[FileObject]
     first_id: str | None
     last_id: str | None
     has_more: bool
@@ -144,6 +143,16 @@ class Batch(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
+class BatchList(msgspec.Struct, kw_only=True):
+    """A part of a list. The next one begins ``after`` ``last_id``."""
+
+    object: str = "list"
+    data: list[Batch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
     """One request of an input file."""
 
@@ -153,10 +162,13 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
     body: msgspec.Raw
 
 
-class LineResponse(msgspec.Struct, kw_only=True):
+class LineResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The answer. ``ignored_fields`` is what the header ``x-ignored-fields`` would say."""
+
     status_code: int
     request_id: str
     body: Any
+    ignored_fields: str | None = None
 
 
 class LineFailure(msgspec.Struct, kw_only=True, omit_defaults=True):
