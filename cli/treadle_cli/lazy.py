@@ -23,6 +23,9 @@ __all__ = ("HELP", "Commands")
 KIND = "commands"
 HELP = {
     "generate": "Complete a prompt, streaming to the terminal.",
+    "run": "Complete a file of prompts.",
+    "batch": "Answer a file of requests, in the batch format of the OpenAI API.",
+    "run-batch": "The same as batch.",
     "chat": "Talk to a model in the terminal.",
     "serve": "Start the HTTP server.",
     "ps": "List the servers that run on this machine.",

@@ -40,6 +40,8 @@ def test_version(treadle):
         ("plugin", "list"),
         ("generate", "--help"),
         ("serve", "--help"),
+        ("run", "--help"),
+        ("batch", "--help"),
         ("bench", "throughput", "--help"),
     ],
     ids=" ".join,

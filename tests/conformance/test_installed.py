@@ -95,6 +95,7 @@ ABOUT: dict[str, type] = {
 }
 
 GIVEN: dict[str, dict[str, Any]] = {
+    "commands:batch": {"refused": [[], ["-i", "/nowhere", "-o", "/nowhere/x"]]},
     "commands:bench": {"refused": [["latency", "/nowhere"]]},
     "commands:chat": {"refused": [["/nowhere"], ["--top-p", "2", "/nowhere"]]},
     "commands:doctor": {"refused": [["--only", "nothing"]]},
@@ -108,6 +109,8 @@ GIVEN: dict[str, dict[str, Any]] = {
             ["lock", "/nowhere/x"],
         ],
     },
+    "commands:run": {"refused": [[], ["/nowhere"], ["--max-tokens", "x"]]},
+    "commands:run-batch": {"refused": [[], ["-i", "/nowhere", "-o", "/nowhere/x"]]},
     "commands:serve": {"refused": [["/nowhere"], ["--port", "-1"]]},
     "models:MistralForCausalLM": {"variants": {"plain": {"sliding_window": 12}}},
     "stat_loggers:jsonl": {"options": {"path": "/dev/null", "seconds": 0}},

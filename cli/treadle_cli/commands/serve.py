@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import typer
 
 from treadle.api import impl
-from treadle.errors import PluginNotFoundError
-from treadle.known_plugins import install_hint
 from treadle_cli.explain import Flag, print_engine
 from treadle_cli.flags import ENGINE, Options, server_group, with_flags
 from treadle_cli.help import PluginOptionsCommand, single_command
+from treadle_cli.offline import need_server
 
 __all__ = ("treadle_command",)
 
@@ -20,9 +17,7 @@ __all__ = ("treadle_command",)
 def treadle_command(name: str) -> typer.Typer | None:
     if name != "serve":
         return None
-    if importlib.util.find_spec("treadle_server") is None:
-        hint = install_hint("treadle-server")
-        raise PluginNotFoundError(f"treadle serve needs the server; {hint}")
+    need_server(name)
     server = server_group()
 
     @with_flags(*ENGINE, server)
