@@ -156,6 +156,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     chunked_prefill_size: Annotated[
         Positive | None, Meta(description="Maximum prompt tokens of one request in a step.")
     ] = None
+    max_step_ms: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(
+            description="Time that a step may take while others generate, in milliseconds: prompts are cut to "
+            "fit; 0 sets no bound (default: 250 on a CPU, 40 on CUDA; LLM: 0)."
+        ),
+    ] = None
     scheduling_policy: Annotated[str, Meta(description="fcfs, priority, or a plugin's.")] = "fcfs"
     max_num_queued_reqs: Annotated[
         Positive, Meta(description="Maximum waiting requests; more are rejected (HTTP 429).")

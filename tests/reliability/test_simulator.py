@@ -23,8 +23,8 @@ def test_many_episodes_without_a_violation() -> None:
 
 def test_a_seed_names_its_events() -> None:
     """In a process of its own, so that hashes of strings and addresses are others."""
-    command = [sys.executable, str(Path(__file__).with_name("simulate.py")), "--replay", "7"]
-    first, other = ("".join(f"{line}\n" for line in replay(seed)) for seed in (7, 8))
+    command = [sys.executable, str(Path(__file__).with_name("simulate.py")), "--replay", "16"]
+    first, other = ("".join(f"{line}\n" for line in replay(seed)) for seed in (16, 8))
     again = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert first == again != other
     assert first.count("\n") > 100

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 # How long a step may wait for a grammar if no sequence can run.
 IDLE_SECONDS = 0.02
+CPU_STEP_MS, CUDA_STEP_MS = 250.0, 40.0
 
 
 class EngineCore:
@@ -90,7 +91,12 @@ class EngineCore:
         except BaseException:
             self._abort()
             raise
-        self.scheduler = Scheduler(config.scheduler, self._cache, policy, self.info.eos_token_ids)
+        step_ms = config.scheduler.max_step_ms
+        if step_ms is None:
+            step_ms = CUDA_STEP_MS if self.info.device.startswith("cuda") else CPU_STEP_MS
+        self.scheduler = Scheduler(
+            config.scheduler, self._cache, policy, self.info.eos_token_ids, step_ms / 1e3
+        )
 
     def _abort(self) -> None:
         """Stop the executor. Only log its errors, since the plugins must be released afterwards."""

@@ -71,6 +71,8 @@ class LLM:
         self, model: str | None = None, *, config: EngineConfig | None = None, **options: Any
     ) -> None:
         """Load a model. Raises ``ConfigError``, ``CheckpointError`` or another ``TreadleError``."""
+        # The callers of one thread wait for all of their prompts, and want the same result each time.
+        options = {"max_step_ms": 0.0, **options}
         self.config = from_options(options, model=model) if config is None else config
         self._plugins = PluginManager(plugin_config(self.config))
         config = pin_revisions(self.config, self._plugins)

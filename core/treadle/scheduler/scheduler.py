@@ -17,6 +17,7 @@ from treadle.scheduler.counters import SchedulerCounters
 from treadle.scheduler.queue import WaitingQueue
 from treadle.scheduler.sequence import SequenceState
 from treadle.scheduler.step import InFlightStep
+from treadle.scheduler.step_pace import StepPace
 from treadle.structured_output import StructuredOutputState
 
 __all__ = ("Scheduler",)
@@ -41,6 +42,7 @@ class Scheduler:
         cache: KVCacheManager,
         policy: SchedulingPolicy,
         eos_ids: Iterable[int],
+        max_step_seconds: float = 0.0,
     ) -> None:
         self.config = config
         self.cache = cache
@@ -50,6 +52,7 @@ class Scheduler:
         self.running: list[SequenceState] = []
         self.sequences: dict[str, SequenceState] = {}
         self.counters = SchedulerCounters()
+        self.pace = StepPace(max_step_seconds)
         self.pending_outputs: list[TokenOutput] = []
         """Outputs of ``schedule`` itself (errors). Its caller delivers and clears them."""
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
@@ -125,8 +128,11 @@ class Scheduler:
     def _schedule_rows(self, step: InFlightStep) -> None:
         budget = self.config.max_num_batched_tokens
         budget -= self._schedule_decodes(step)
-        for sequence in self.running:
-            if budget and not sequence.last_on_device:
+        prompts = [s for s in self.running if not s.last_on_device]
+        num_waiting = len(self.waiting) if self._free_slots else 0
+        self.pace.start(step, is_shared=len(prompts) + num_waiting > 1)
+        for sequence in prompts:
+            if budget:
                 budget -= self._schedule_prefill_chunk(step, sequence, budget)
         if budget:
             self._admit(step, budget)
@@ -156,24 +162,28 @@ class Scheduler:
     def _schedule_prefill_chunk(
         self, step: InFlightStep, sequence: SequenceState, budget: int
     ) -> int:
-        """Schedule known tokens within ``budget`` and the available pages; return their number."""
-        max_tokens = min(budget, self.config.chunked_prefill_size or budget)
-        count = (
-            min(len(sequence.token_ids), self.cache.max_tokens_for(sequence))
-            - sequence.num_computed_tokens
+        """Schedule known tokens within ``budget``, time and available pages; return their number."""
+        start = sequence.num_computed_tokens
+        max_tokens = min(
+            budget, self.config.chunked_prefill_size or budget, self.pace.max_tokens(step, start)
         )
+        count = min(len(sequence.token_ids), self.cache.max_tokens_for(sequence)) - start
         count = min(count, max_tokens)
         if count <= 0:
             return 0
-        step.add_page_table_update(
-            self.cache.allocate_pages(sequence, sequence.num_computed_tokens + count)
-        )
+        step.add_page_table_update(self.cache.allocate_pages(sequence, start + count))
         step.add_chunk(sequence, count)
+        self.pace.add_chunk(step, start, count)
         return count
 
     def _admit(self, step: InFlightStep, budget: int) -> None:
         skipped = []
-        while budget and self._free_slots and (sequence := self.waiting.peek()) is not None:
+        while (
+            budget
+            and self._free_slots
+            and self.pace.max_tokens(step, 0)
+            and (sequence := self.waiting.peek()) is not None
+        ):
             if sequence.num_pending_tokens or self._waits_for_leader(sequence):
                 skipped.append(self.waiting.pop())
                 continue
@@ -254,6 +264,7 @@ class Scheduler:
             )
         if result.error is not None:
             return self._fail(step, result.error)
+        self.pace.learn(step)
         if len(result.sampled_token_ids) != sum(step.needs_sampling):
             raise EngineDeadError(
                 f"the executor returned {len(result.sampled_token_ids)} tokens for step {step.id}; "

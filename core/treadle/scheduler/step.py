@@ -31,6 +31,12 @@ class InFlightStep:
         self.needs_sampling: list[bool] = []
         self.prompt_logprobs: list[list[TokenLogprobs] | None] = []
         """Of each chunk: the list that its sequence has at this time, for those of its tokens."""
+        self.start_time = 0.0
+        self.seconds_left = 0.0
+        self.is_shared = False
+        self.work: list[float] = []
+        """Of a bounded step: 1, rows, prompt tokens, cached tokens that its rows read, and the sum of
+        cached tokens over the prompt tokens. Decodes and chunks count their cached tokens once."""
         self._defer_sampling = False
         self._slots: list[int] = []
         self._tokens: list[int] = []
@@ -39,6 +45,10 @@ class InFlightStep:
 
     def __len__(self) -> int:
         return len(self.sequences)
+
+    @property
+    def has_chunk(self) -> bool:
+        return len(self.sequences) > self.num_decodes
 
     def add_decodes(self, sequences: list[SequenceState]) -> None:
         """Add a row of one token per sequence; the token id is on the device.

@@ -82,6 +82,12 @@ BUGS = {
     "a chunk begins one token too late": Bug(
         "treadle.scheduler.step:InFlightStep.add_chunk", "token_ids[start:end]", "token_ids[start + 1 : end + 1]"
     ),
+    "a prompt takes the time of those who generate": Bug(
+        f"{SCHEDULER}._schedule_prefill_chunk", "self.pace.max_tokens(step, start)", "budget"
+    ),
+    "a chunk takes no time from its step": Bug(
+        "treadle.scheduler.step_pace:StepPace.add_chunk", "step.seconds_left -= self.seconds(chunk)", "pass"
+    ),
     "a preempted sequence caches the pages it has lost": Bug(
         f"{SCHEDULER}._preempt", "step.preempted.add(victim)", "pass"
     ),

@@ -1,4 +1,4 @@
-"""What holds once all clients are done: nothing of them is left anywhere."""
+"""What holds for each step, and once all clients are done: nothing of them is left anywhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from simulator.process import EngineProcess
 from simulator.world import World
 from treadle.api.stats import EngineStats
 from treadle.engine.core import EngineCore
+from treadle.scheduler.scheduler import Scheduler
+from treadle.scheduler.step_pace import MIN_CHUNK
 
-__all__ = ("check_frontend", "check_quiet", "check_shut")
+__all__ = ("check_frontend", "check_quiet", "check_shut", "check_step_time")
 
 
 def check_frontend(world: World, llm: Any) -> None:
@@ -48,3 +50,21 @@ def check_shut(
         world.fail("the engine process has outlived its client")
     if executor is not None and not executor.num_shutdowns:
         world.fail("the executor was not shut down")
+
+
+def check_step_time(world: World, scheduler: Scheduler) -> None:
+    """The newest step is as short as ``max_step_ms`` demands, by what its scheduler knows."""
+    step, pace = scheduler._in_flight[-1], scheduler.pace
+    if not pace.max_seconds or not step.num_decodes or not step.has_chunk:
+        return
+    decodes = step.num_computed_tokens[: step.num_decodes]
+    generation = pace.seconds([1.0, len(decodes), 0.0, sum(decodes), 0.0])
+    start, count = step.num_computed_tokens[-1], step.num_scheduled_tokens[-1]
+    chunk = [0.0, 1.0, count, start + count, count * (start + count / 2)]
+    minimum = pace.seconds(chunk) if count <= MIN_CHUNK else 0.0
+    bound = max(pace.max_seconds, generation + pace.max_seconds / 2)
+    if pace.seconds(step.work) - minimum > 1.000001 * bound:
+        world.fail(
+            f"step {step.id} takes {pace.seconds(step.work):g} s beside {len(decodes)} sequences that "
+            f"generate; {bound:g} s are allowed"
+        )

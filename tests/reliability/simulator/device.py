@@ -140,8 +140,13 @@ class SimulatedExecutor:
         if self.setup.step_faults and draw() < 0.01:
             self.world.log("step fails", step.id)
             result = ModelRunnerOutput(step.id, [], error="injected: the step failed")
-        self._ready_at = max(self._ready_at, self.world.now) + 0.001 + 0.01 * draw()
+        self._ready_at = (
+            max(self._ready_at, self.world.now) + 0.001 + self._seconds_of(step) * draw()
+        )
         self._results.append((self._ready_at, result))
+
+    def _seconds_of(self, step: SchedulerOutput) -> float:
+        return 0.005 + 0.0003 * sum(step.num_scheduled_tokens)
 
     def get_output(self) -> ModelRunnerOutput:
         ready_at, result = self._results.popleft()

@@ -102,6 +102,7 @@ class Episode:
             max_model_len=setup.max_model_len, max_num_seqs=setup.max_num_seqs,
             max_num_batched_tokens=setup.max_num_batched_tokens,
             chunked_prefill_size=setup.chunked_prefill_size,
+            max_step_ms=setup.max_step_ms,
             scheduling_policy=setup.scheduling_policy,
             enable_prefix_caching=setup.enable_prefix_caching,
             max_num_queued_reqs=setup.max_num_queued_reqs,

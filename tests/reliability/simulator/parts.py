@@ -7,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from simulator.checks import check_step_time
 from simulator.device import SimulatedExecutor
 from simulator.grammar import Compiler
 from simulator.model import SimulatedTokenizer
 from treadle.api import impl
 from treadle.api.files import ModelFiles
 from treadle.api.requests import TokenOutput
+from treadle.api.step_types import SchedulerOutput
 from treadle.config import PluginConfig
 from treadle.engine.core import EngineCore
 from treadle.plugins import Entry, PluginManager
@@ -67,6 +69,18 @@ class CheckedCore(EngineCore):
     """The engine core; after each step its invariants are checked."""
 
     episode: Episode
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        schedule = self.scheduler.schedule
+
+        def checked_schedule() -> SchedulerOutput | None:
+            output = schedule()
+            if output is not None:
+                check_step_time(self.episode.world, self.scheduler)
+            return output
+
+        self.scheduler.schedule = checked_schedule  # type: ignore[method-assign]
 
     def abort_requests(self, ids: Any) -> None:
         names = list(ids)

@@ -31,6 +31,7 @@ class Setup:
     max_num_seqs: int
     max_num_batched_tokens: int
     chunked_prefill_size: int | None
+    max_step_ms: float | None
     scheduling_policy: str
     num_async_steps: int
     enable_prefix_caching: bool
@@ -77,6 +78,7 @@ class Setup:
             max_num_seqs=random.choice([1, 2, 4, 6, 12]),
             max_num_batched_tokens=random.choice([1, 3, 7, 16, 64]),
             chunked_prefill_size=random.choice([None, None, 2, 5]),
+            max_step_ms=random.choice([None, 0, 2, 10]),
             scheduling_policy=policy,
             num_async_steps=random.choice([0, 1]),
             enable_prefix_caching=random.random() < 0.85,
