@@ -90,7 +90,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 600.0
     hang_timeout: Annotated[
         Seconds,
-        Meta(description="Time without an answer after which the engine is reported as hung."),
+        Meta(description="Longest time of a step; then the engine is reported as hung."),
     ] = 60.0
     write_timeout: Annotated[
         Seconds, Meta(description="Time without reading after which a client is disconnected.")

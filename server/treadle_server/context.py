@@ -132,7 +132,7 @@ class ServerContext:
         if self.is_hung is not None:
             raise APIError(
                 503,
-                f"the engine has not answered for {self.config.hang_timeout:g} s",
+                f"a step of the engine has not ended for {self.config.hang_timeout:g} s (hang_timeout)",
                 code="engine_unresponsive",
             )
 

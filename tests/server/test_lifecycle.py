@@ -15,6 +15,7 @@ import pytest
 from scripted import ScriptedEngine
 from serving import events, serving, until
 
+from treadle.api.stats import EngineStats
 from treadle.errors import EngineDeadError
 from treadle_server.config import server_from_options
 from treadle_server.run import serve_engine
@@ -104,7 +105,9 @@ async def test_an_engine_that_hangs_is_ill_and_may_recover(monkeypatch: pytest.M
         for path in ("/health", "/ready"):
             response = await server.client.get(path)
             assert response.status_code == 503
-            assert response.json()["error"]["code"] == "engine_unresponsive"
+            error = response.json()["error"]
+            assert error["code"] == "engine_unresponsive"
+            assert "a step of the engine has not ended for 0.1 s" in error["message"]
         assert (
             'treadle_engine_up{model_name="scripted"} 1.0'
             in (await server.client.get("/metrics")).text
@@ -112,6 +115,27 @@ async def test_an_engine_that_hangs_is_ill_and_may_recover(monkeypatch: pytest.M
         engine.healthy.set()
         await until(lambda: not server.context.is_hung)
         assert (await server.client.get("/health")).status_code == 200
+
+
+async def test_a_long_step_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probes do not wait for the step, and only one beyond ``hang_timeout`` fails them."""
+    monkeypatch.setattr("treadle_server.lifecycle.HEARTBEAT", 0.01)
+    engine, asked = ScriptedEngine(), asyncio.Event()
+    async with serving(engine, hang_timeout=600.0) as server:
+        stats = engine.stats
+
+        async def stats_in_a_long_step(timeout: float) -> EngineStats:
+            assert timeout == 600.0
+            asked.set()
+            return await stats(timeout)
+
+        engine.stats = stats_in_a_long_step  # type: ignore[method-assign]
+        engine.healthy.clear()
+        await asked.wait()
+        for path in ("/health", "/ping", "/ready"):
+            assert (await server.client.get(path)).status_code == 200
+        assert not engine.healthy.is_set()
+        engine.healthy.set()
 
 
 def test_a_drain_that_cuts_requests_off_ends_with_an_error(
