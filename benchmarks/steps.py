@@ -40,6 +40,7 @@ def start(options: argparse.Namespace) -> EngineCore:
         device=options.device,
         max_model_len=4096,
         enable_prefix_caching=False,
+        max_step_ms=0,  # as LLM has it
         **options.set,
     )
     return EngineCore(config, PluginManager(config.plugins))
