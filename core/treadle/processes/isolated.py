@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import resource
 import signal
@@ -33,6 +34,8 @@ __all__ = (
     "resident",
     "serve_requests",
 )
+
+log = logging.getLogger("treadle.processes")
 
 HELLO_SECONDS = 120.0
 """How long a new child may take for its first response, for which it may import and read files."""
@@ -124,7 +127,7 @@ class IsolatedProcess:
     def _connect(self) -> socket.socket:
         """Return the socket of a child that lives, a new one if need be. Hold the lock."""
         if self._child is not None and self._child.poll() is not None:
-            self._end()  # killed while it had nothing to do
+            self._end_itself()  # killed while it had nothing to do
         if self._sock is not None:
             return self._sock
         child, sock = spawn(self._entry)
@@ -156,7 +159,9 @@ class IsolatedProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(EXIT_SECONDS)
         self._end()
-        return child.wait()
+        if (status := child.wait()) < 0 and not self._num_closes:
+            log.warning("process %d of %s %s", child.pid, self._entry, exit_reason(status))
+        return status
 
 
 def serve_requests(fd: int, handle: Callable[[bytes], bytes]) -> None:

@@ -87,13 +87,14 @@ def test_whoever_goes_too_far_is_replaced(
 
 @pytest.mark.parametrize("times", [0, 1, 2])
 def test_who_was_killed_by_others_is_asked_once_more(
-    process: IsolatedProcess, tmp_path: Path, times: int
+    process: IsolatedProcess, tmp_path: Path, times: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     process.start()
     pids = [process.pid]
     if not times:
         os.kill(pids[0] or 0, signal.SIGKILL)
         assert process.request(b"a", 20) == b"hello|a", "killed while it had nothing to do"
+        assert f"process {pids[0]} of " in caplog.text and "was killed by SIGKILL" in caplog.text
         return
     with ThreadPoolExecutor(1) as pool:
         question = b"wait once" if times == 1 else b"wait twice"
@@ -105,6 +106,9 @@ def test_who_was_killed_by_others_is_asked_once_more(
         else:
             with pytest.raises(ProcessExit, match="was killed by SIGKILL"):
                 answer.result(60)
+    assert len(caplog.records) == times
+    process.close()
+    assert len(caplog.records) == times, "its owner has killed it"
 
 
 def called(path: Path, count: int) -> int:
