@@ -15,9 +15,11 @@ from serving import Server, events, serving
 
 from treadle.api.stats import EngineStats
 from treadle.config import PluginConfig
+from treadle.errors import PluginLoadError
 from treadle.outputs import RequestMetrics, RequestOutput
 from treadle.plugins import PluginManager
 from treadle_server import MetricName
+from treadle_server.app import build
 from treadle_server.metric_names import gen_ai_names, vllm_names
 from treadle_server.metric_values import MEASURED
 from treadle_server.metrics import TREADLE_NAMES, Metrics
@@ -193,6 +195,29 @@ async def test_a_plugin_serves_names_of_its_own(tmp_path: Path) -> None:
     assert [dict(labels)["le"] for labels in buckets][:3] == ["0.2", "0.6", "4.0"]
     assert one(page, "sglang:time_to_first_token_seconds_count", model_name="scripted") == 1
     assert one(page, "vllm:time_to_first_token_seconds_count", model_name="scripted") == 1
+
+
+async def test_a_reload_keeps_what_was_counted(tmp_path: Path) -> None:
+    async with serving(with_names(tmp_path, RUNNING, FIRST)) as server:
+        await use(server)
+        await scrape(server)
+        before = await scrape(server)
+        context = server.context
+        app = build(context, context.engine.plugins)
+        await app.start()
+        context.use_plugins(context.engine.plugins, app)
+        await use(server)
+        after = await scrape(server)
+        (tmp_path / "other").mkdir()
+        other = with_names(tmp_path / "other", RUNNING, FIRST.replace("4.0", "4.5")).plugins
+        with pytest.raises(PluginLoadError, match=r"4\.5.* not counted"):
+            build(context, other)
+        assert (await scrape(server)).keys() == after.keys() == before.keys()
+    success = {"finished_reason": "stop"}
+    ends = [one(page, "vllm:request_success_total", **success) for page in (before, after)]
+    assert ends[1] == 2 * ends[0] > 0
+    counted = "sglang:time_to_first_token_seconds_count"
+    assert one(after, counted) == 2 * one(before, counted) > 0
 
 
 def wrong_names() -> Iterator[tuple[str, str]]:
