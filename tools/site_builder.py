@@ -25,7 +25,7 @@ __all__ = ("build", "problems")
 
 SOURCES = (
     "docs",
-    "examples/deploy",
+    "deploy",
     "tools/theme",
     "mkdocs.yml",
     "CHANGELOG.md",
