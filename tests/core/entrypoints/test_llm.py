@@ -104,6 +104,19 @@ def test_results_are_in_the_order_of_the_prompts(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
 
+def test_the_times_of_a_request_are_in_order(llm: LLM) -> None:
+    """More requests than slots: the last ones leave the queue when the first ones have ended."""
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    times = [o.metrics for o in llm.generate([[i, 5, 6] for i in range(1, 7)], params)]
+    for one in times:
+        assert one.scheduled_time is not None and one.first_token_time is not None
+        assert one.arrival_time <= one.scheduled_time <= one.first_token_time
+        assert one.last_token_time is not None and one.first_token_time < one.last_token_time
+    first, last = times[0], times[-1]
+    assert last.scheduled_time is not None and first.last_token_time is not None
+    assert first.last_token_time <= last.scheduled_time
+
+
 def test_parameters_for_each_prompt(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     params = [GREEDY.replace(max_tokens=n) for n in (1, 3, 2)]
     outputs = llm.generate(PROMPTS[:3], params, use_tqdm=False)

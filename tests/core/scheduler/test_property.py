@@ -149,6 +149,8 @@ class Driver:
         assert output.id not in self.finished, "output for a sequence that has ended"
         if not self.got[output.id] and output.id in self.prompt_lens:
             assert output.prompt_logprobs == list(range(1, self.prompt_lens[output.id]))
+        is_first = not self.got[output.id]
+        assert (output.scheduled_time is not None) == is_first, "said once, after preemptions too"
         self.got[output.id] += output.token_ids
         if output.finish_reason is not None:
             assert output.finish_reason == "length"
