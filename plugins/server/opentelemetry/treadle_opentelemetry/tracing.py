@@ -134,11 +134,13 @@ async def _close(provider: TracerProvider, exporter: SpanExporter) -> None:
         with suppress(RuntimeError):  # the loop is closed: the collector took too long
             loop.call_soon_threadsafe(closed.set)
 
-    threading.Thread(target=close, name="treadle-opentelemetry-close", daemon=True).start()
+    thread = threading.Thread(target=close, name="treadle-opentelemetry-close", daemon=True)
+    thread.start()
     for seconds in (CLOSE_SECONDS, GIVE_UP_SECONDS):
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await closed.wait()
+                thread.join()  # that was its last line
                 return
         exporter.shutdown()  # or it would repeat the export
 
