@@ -25,11 +25,10 @@ INDENT = 30
 
 def print_engine(config: EngineConfig) -> None:
     """Print the choices of an engine. Starts nothing; raises what a start would raise."""
-    from treadle.plugins import PluginManager
-    from treadle.text.assets import open_checkpoint, plugin_config
+    from treadle.text.assets import open_checkpoint, open_plugins
     from treadle_cli.choices import explain
 
-    plugins = PluginManager(plugin_config(config))
+    plugins = open_plugins(config)
     print_choices(explain(config, plugins, open_checkpoint(config, plugins)))
 
 

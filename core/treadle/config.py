@@ -179,7 +179,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where and how the model runs."""
 
-    device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N.")] = "auto"
+    device: Annotated[
+        str, Meta(pattern=r"^(auto|(cpu|cuda)(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
+    ] = "auto"
     attention_backend: Annotated[
         str | None, Meta(description="Attention backend (default: the offer with the best score).")
     ] = None

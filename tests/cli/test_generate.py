@@ -106,7 +106,8 @@ def test_the_checkpoint_recommends_and_flags_decide(treadle, checkpoint, tmp_pat
         (
             ("--distributed-executor-backend", "nobody"),
             1,
-            "no plugin provides executors:nobody (known: mp, ray, uni",
+            "--distributed-executor-backend is 'nobody': no plugin provides executors:nobody "
+            "(known: mp, ray, uni",
         ),
         (("--plugin-file", "nope.py"), 2, "--plugin-file nope.py cannot be read: No such file"),
     ],

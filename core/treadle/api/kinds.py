@@ -56,6 +56,7 @@ LOAD_FORMATS = PluginKind(
     builds=t.WeightLoader,
     key_argument="format",
     optional=(t.SupportsTensorFiles, t.SupportsFill),
+    option="--load-format",
     methods={
         "WeightLoader.tensors": MethodRules(item=checks.named_tensor),
         "SupportsTensorFiles.file_of": MethodRules(
@@ -79,6 +80,7 @@ TOKENIZERS = PluginKind(
         "IncrementalDetokenizer.decode_next": replace(HOT, result=checks.decoded),
         "IncrementalDetokenizer.flush": MethodRules(result=checks.decoded),
     },
+    option="--tokenizer-mode",
     suite="treadle.testing.text:TokenizerSuite",
 )
 RENDERERS = PluginKind(
@@ -177,6 +179,7 @@ EXECUTORS = PluginKind(
     methods={"Executor.start": MethodRules(error=PluginLoadError)},
     error=EngineDeadError,
     loads="start",
+    option="--distributed-executor-backend",
     suite="treadle.testing.executors:ExecutorSuite",
 )
 SCHEDULING_POLICIES = PluginKind(
@@ -192,6 +195,7 @@ SCHEDULING_POLICIES = PluginKind(
     failure="request",
     error=EngineError,
     budget=0.005,
+    option="--scheduling-policy",
     suite="treadle.testing.policies:PolicySuite",
 )
 LOGITS_PROCESSORS = PluginKind(
@@ -205,6 +209,7 @@ LOGITS_PROCESSORS = PluginKind(
     },
     failure="request",
     budget=0.02,
+    option="--logits-processors",
     suite="treadle.testing.logits:LogitsProcessorSuite",
     suite_needs_subclass=True,
 )
@@ -215,6 +220,7 @@ STAT_LOGGERS = PluginKind(
     mode="many",
     failure="itself",
     budget=0.005,
+    option="--stat-loggers",
     suite="treadle.testing.stats:StatLoggerSuite",
 )
 

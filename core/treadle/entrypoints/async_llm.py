@@ -21,8 +21,7 @@ from treadle.entrypoints.output_stream import OutputStream
 from treadle.errors import EngineDeadError, QueueFullError, RequestError, TreadleError
 from treadle.loading.formats import pin_revisions
 from treadle.outputs import RequestOutput
-from treadle.plugins import PluginManager
-from treadle.text.assets import FrontendAssets, open_checkpoint, plugin_config
+from treadle.text.assets import FrontendAssets, open_checkpoint, open_plugins
 from treadle.text.chat import ChatProcessor, Conversation
 from treadle.text.input_processor import InputProcessor
 from treadle.text.output_processor import OutputProcessor, PreparedRequest
@@ -70,7 +69,7 @@ class AsyncLLM:
         ``entry`` is what the child process runs, ``module:function``.
         """
         self.config = from_options(options, model=model) if config is None else config
-        self.plugins = PluginManager(plugin_config(self.config))
+        self.plugins = open_plugins(self.config)
         limits = self.config.scheduler
         self.texts = TextPool(
             self.plugins.call_stats.budget(RENDERERS, "render"),

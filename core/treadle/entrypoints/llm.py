@@ -28,8 +28,7 @@ from treadle.errors import (
 )
 from treadle.loading.formats import pin_revisions
 from treadle.outputs import RequestOutput
-from treadle.plugins import PluginManager
-from treadle.text.assets import open_checkpoint, plugin_config
+from treadle.text.assets import open_checkpoint, open_plugins
 from treadle.text.chat import (
     ChatOutputParser,
     ChatProcessor,
@@ -74,7 +73,7 @@ class LLM:
         # The callers of one thread wait for all of their prompts, and want the same result each time.
         options = {"max_step_ms": 0.0, **options}
         self.config = from_options(options, model=model) if config is None else config
-        self._plugins = PluginManager(plugin_config(self.config))
+        self._plugins = open_plugins(self.config)
         config = pin_revisions(self.config, self._plugins)
         assets = open_checkpoint(config, self._plugins)
         set_library_environment()

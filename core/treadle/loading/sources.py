@@ -50,6 +50,11 @@ class FolderSource:
     def resolve(self, ref: ModelRef, *, patterns: Sequence[str]) -> ModelFiles:
         """Return the folder's files. Raises ``CheckpointError`` if the folder does not exist."""
         root = Path(ref.path).expanduser()
+        if ref.revision is not None:
+            raise CheckpointError(
+                f"the revision is {ref.revision!r}, but the model {root} is a folder, which has no "
+                "revisions: leave it out, or give the name of a checkpoint on the hub (org/name)"
+            )
         if not root.is_dir():
             problem = "is a file, not a folder" if root.exists() else "does not exist"
             raise CheckpointError(

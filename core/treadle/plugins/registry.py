@@ -156,7 +156,10 @@ class PluginRegistry:
         if unusable_entries:
             reasons = "; ".join(f"{e.owner} is {e.state}: {e.reason}" for e in unusable_entries)
             return f"no plugin provides {kind}:{key} ({reasons})"
-        message = f"no plugin provides {kind}:{key} (known: {_abbreviate(self.keys(kind), key)})"
+        keys = self.keys(kind)
+        message = f"no plugin provides {kind}:{key} (known: {_abbreviate(keys, key)})"
+        if matches := difflib.get_close_matches(key, keys, n=1):
+            message += f"; did you mean {matches[0]!r}?"
         dist = DISTRIBUTION_OF_KEY.get(f"{kind}:{key}")
         if dist and normal(dist) not in {normal(e.dist) for e in self.entries}:
             return f"{message}; {install_hint(dist)}"

@@ -13,16 +13,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treadle.api.checkpoints import read_json, template_text
-from treadle.api.kinds import RENDERERS, TOKENIZERS
+from treadle.api.kinds import CORE_KINDS, RENDERERS, TOKENIZERS
 from treadle.api.matching import ModelTraits
 from treadle.api.sampling_params import SamplingParams
-from treadle.config import EngineConfig, ModelConfig, PluginConfig
-from treadle.errors import CheckpointError, ConfigError, PluginNotFoundError, RequestError
+from treadle.config import EngineConfig, ModelConfig, PluginConfig, config_sections
+from treadle.errors import (
+    CheckpointError,
+    ConfigError,
+    PluginNotFoundError,
+    RequestError,
+    TreadleError,
+)
 from treadle.known_plugins import install_hint, known_distributions
 from treadle.loading.config import config_json
 from treadle.loading.formats import fetch
-from treadle.loading.matching import AUTO, Decision, decide
+from treadle.loading.matching import AUTO, NONE, Decision, decide
 from treadle.loading.sources import parse_ref
+from treadle.plugins import PluginManager
 from treadle.text.chat import ChatProcessor
 from treadle.text.input_processor import NO_TOKENIZER, InputProcessor
 from treadle.text.parser_plugins import ParserPlugins
@@ -30,13 +37,13 @@ from treadle.text.text_pool import TextPool
 
 if TYPE_CHECKING:
     from treadle.api.files import ChatRenderer, Tokenizer
-    from treadle.plugins import PluginManager
 
 __all__ = (
     "FrontendAssets",
     "choose_renderer",
     "default_params",
     "open_checkpoint",
+    "open_plugins",
     "plugin_config",
 )
 
@@ -125,8 +132,28 @@ def plugin_config(config: EngineConfig) -> PluginConfig:
     return msgspec.structs.replace(config.plugins, plugin_options=options)
 
 
+def open_plugins(config: EngineConfig) -> PluginManager:
+    """Return the plugins of an engine, all names in its options checked: loading a model takes
+    minutes, and must not be what a wrong name is found by.
+
+    Raises ``PluginNotFoundError`` or ``PluginConflictError``, with the option.
+    """
+    plugins = PluginManager(plugin_config(config))
+    sections = (getattr(config, name) for name, _ in config_sections())
+    values = {k: v for section in sections for k, v in msgspec.structs.asdict(section).items()}
+    for kind in CORE_KINDS:
+        value = values.get(kind.option.removeprefix("--").replace("-", "_"))
+        for key in value if isinstance(value, list) else [value]:
+            if key not in (None, AUTO, NONE):
+                try:
+                    plugins.choose(kind.name, key)
+                except TreadleError as error:
+                    raise type(error)(f"{kind.option} is {key!r}: {error}") from error
+    return plugins
+
+
 def open_checkpoint(config: EngineConfig, plugins: PluginManager) -> FrontendAssets:
-    """Read the text side. ``plugins`` was made with ``plugin_config(config)``.
+    """Read the text side. ``plugins`` was made with ``open_plugins(config)``.
 
     Raises ``CheckpointError`` (damaged files), ``ConfigError`` and the errors of plugins.
     """
