@@ -109,7 +109,9 @@ class AsyncLLM:
             assets, info = await asyncio.gather(opening, loading)
         except BaseException:
             loading.cancel()
-            await asyncio.gather(opening, loading, return_exceptions=True)
+            opened, _ = await asyncio.gather(opening, loading, return_exceptions=True)
+            if isinstance(opened, FrontendAssets):
+                opened.close()
             await self._client.stop(seconds=0.0)
             raise
         outputs = OutputProcessor(assets.guarded_tokenizer, info.eos_token_ids)
@@ -117,7 +119,11 @@ class AsyncLLM:
 
     def _open(self, config: EngineConfig) -> FrontendAssets:
         assets = open_checkpoint(config, self.plugins)
-        assets.start()
+        try:
+            assets.start()
+        except BaseException:
+            assets.close()
+            raise
         return assets
 
     async def shutdown(self) -> None:

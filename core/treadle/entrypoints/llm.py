@@ -79,7 +79,11 @@ class LLM:
         set_library_environment()
         from treadle.engine.core import EngineCore  # brings torch, which reads its environment once
 
-        self._core = EngineCore(config, self._plugins)
+        try:
+            self._core = EngineCore(config, self._plugins)
+        except BaseException:
+            assets.close()
+            raise
         self._close = weakref.finalize(self, self._core.close)
         for line in self._core.info.report:
             log.info("%s", line)
