@@ -62,7 +62,9 @@ def _load(entries: Sequence[Entry], seconds: float) -> ImportResult:
 def _plugin_report(
     plugins: PluginManager, entry: Entry, results: dict[str, ImportResult]
 ) -> PluginReport:
-    findings = [*entry_findings(plugins, entry), *distribution_findings(entry)]
+    findings = [*entry_findings(plugins, entry)]
+    if entry.state != "disabled":  # nobody runs it, whatever is wrong with it
+        findings += distribution_findings(entry)
     answer = results.get(entry.plugin)
     time = None
     if answer is not None:
