@@ -43,3 +43,10 @@ def test_remarks_are_dim_on_a_terminal_only():
     Screen(io.StringIO(), pipe).note("x")
     Screen(io.StringIO(), tty).note("x")
     assert (pipe.getvalue(), tty.getvalue()) == ("x\n", "\x1b[2mx\x1b[0m\n")
+
+
+def test_only_a_terminal_says_what_a_start_waits_for():
+    terminal, pipe = Tty(), io.StringIO()
+    for err in (terminal, pipe):
+        Screen(err=err).wait_for("demo:treadle-demo")
+    assert "loading demo:treadle-demo" in terminal.getvalue() and pipe.getvalue() == ""

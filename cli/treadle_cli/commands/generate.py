@@ -52,6 +52,9 @@ def generate(
     prompts = prompt or [_standard_input()]
     options.struct(SAMPLING)  # a bad value is reported before the model is loaded
     engine = options.engine()
+    from treadle_cli.terminal import Screen
+
+    Screen().wait_for(options.engine_config().model.model)
     from treadle import LLM
 
     with LLM(**engine) as llm:

@@ -32,6 +32,9 @@ def treadle_command(name: str) -> typer.Typer | None:
         engine, config = options.engine_config(), server_from_options(options.of([server]))
         if explain:
             return print_engine(engine)
+        from treadle_cli.terminal import Screen
+
+        Screen().wait_for(engine.model.model)
         from treadle_server.run import serve as run
 
         run(engine, config)

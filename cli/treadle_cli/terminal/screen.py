@@ -43,6 +43,11 @@ class Screen:
     def line(self, text: str = "") -> None:
         self.text(text + "\n")
 
+    def wait_for(self, model: str) -> None:
+        """Say on a terminal what the user waits for: the imports of a start alone take seconds."""
+        if self.err.isatty():
+            self.note(f"loading {model or 'the model'} ...")
+
     def note(self, text: str) -> None:
         """Write a remark to ``err``, dim and wrapped on a terminal."""
         if self.err.isatty() and not is_dumb():
