@@ -93,9 +93,6 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
 
 async def content(path: Path) -> AsyncGenerator[bytes, None]:
     """Yield the content of a file, even if it is deleted meanwhile."""
-    file = await asyncio.to_thread(path.open, "rb")
-    try:
+    with path.open("rb") as file:
         while data := await asyncio.to_thread(file.read, READ_BYTES):
             yield data
-    finally:
-        file.close()

@@ -93,7 +93,7 @@ class LineReader:
 
 async def read_lines(path: Path, max_bytes: int) -> AsyncGenerator[InputLine, None]:
     """Yield the lines of a file without holding up the event loop. Raises ``OSError``."""
-    with await asyncio.to_thread(path.open, "rb") as file:
+    with path.open("rb") as file:
         reader = LineReader(file, max_bytes)
         while lines := await asyncio.to_thread(reader.read):
             for line in lines:

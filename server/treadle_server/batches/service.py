@@ -18,6 +18,7 @@ import errno
 import logging
 import secrets
 import time
+from contextlib import aclosing
 
 from treadle.errors import EngineDeadError
 from treadle_server.batches.endpoints import ENDPOINTS, BatchClient, LineExecutor
@@ -223,23 +224,24 @@ class BatchService:
         """Return the number of requests. Raises ``BatchFailedError`` with all that is wrong."""
         errors: list[BatchError] = []
         count = 0
-        async for line, request in source.lines():
-            count += 1
-            if isinstance(request, LineError) and len(errors) < MAX_ERRORS:
-                errors.append(
-                    BatchError(
-                        code=request.code,
-                        message=str(request),
-                        param=request.param,
-                        line=line.number,
+        async with aclosing(source.lines()) as lines:
+            async for line, request in lines:
+                count += 1
+                if isinstance(request, LineError) and len(errors) < MAX_ERRORS:
+                    errors.append(
+                        BatchError(
+                            code=request.code,
+                            message=str(request),
+                            param=request.param,
+                            line=line.number,
+                        )
                     )
-                )
-            if count > self._config.max_batch_requests:
-                text = (
-                    f"the file has more than {self._config.max_batch_requests} requests "
-                    "(--max-batch-requests): split it"
-                )
-                raise BatchFailedError(BatchError(code="too_many_requests", message=text))
+                if count > self._config.max_batch_requests:
+                    text = (
+                        f"the file has more than {self._config.max_batch_requests} requests "
+                        "(--max-batch-requests): split it"
+                    )
+                    raise BatchFailedError(BatchError(code="too_many_requests", message=text))
         if not count:
             text = "the file has no request; it needs one JSON object on each line"
             errors.append(BatchError(code="empty_file", message=text))

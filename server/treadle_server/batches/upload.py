@@ -38,7 +38,12 @@ class Upload:
     async def receive(self, request: Request[Any, Any, Any], boundary: str) -> None:
         """Write the file of a form. Raises ``APIError`` or ``RequestError``, and ``OSError``."""
         parser = PushMultipartParser(boundary, max_segment_count=MAX_PARTS)
-        file = await asyncio.to_thread(self.path.open, "xb")
+        with self.path.open("xb") as file:
+            await self._receive(request, parser, file)
+
+    async def _receive(
+        self, request: Request[Any, Any, Any], parser: PushMultipartParser, file: BinaryIO
+    ) -> None:
         try:
             async for chunk in request.stream():
                 if chunk and not parser.closed:
@@ -50,8 +55,6 @@ class Upload:
             await self._flush(file)
         except MultipartError as error:
             raise APIError(400, f"the form cannot be read: {error}", code="invalid_form") from None
-        finally:
-            await asyncio.to_thread(file.close)
 
     def discard(self) -> None:
         """Remove what was written."""
@@ -104,7 +107,12 @@ class Upload:
 
     async def _flush(self, file: BinaryIO) -> None:
         block, self._block = self._block, bytearray()
-        await asyncio.to_thread(file.write, block)
+        await asyncio.to_thread(write_block, file, block)
+
+
+def write_block(file: BinaryIO, block: bytearray) -> None:
+    file.write(block)
+    file.flush()
 
 
 async def receive_file(
