@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib.resources import files
 
 import msgspec
+from packaging.utils import canonicalize_name
+
+from treadle.config import environment
 
 __all__ = (
     "ALWAYS_ALLOWED",
@@ -14,6 +17,7 @@ __all__ = (
     "install_hint",
     "known_distributions",
     "known_keys",
+    "may_import",
 )
 
 
@@ -60,6 +64,16 @@ def known_keys(kind: str) -> list[str]:
 def known_distributions(kind: str) -> list[str]:
     """Return the distributions of treadle that provide keys of a kind."""
     return list(dict.fromkeys(DISTRIBUTION_OF_KEY[f"{kind}:{key}"] for key in known_keys(kind)))
+
+
+def may_import(distribution: str) -> bool:
+    """Return whether the environment lets the code of a distribution be imported at all."""
+    name, variables = canonicalize_name(distribution), environment()
+    disabled, allowed = (
+        set(map(canonicalize_name, variables[key])) for key in ("disable", "allow")
+    )
+    is_chosen = variables["autoload"] and name not in disabled and name in (allowed or {name})
+    return is_chosen or name in DISTRIBUTIONS or name in ALWAYS_ALLOWED
 
 
 def install_hint(*distributions: str) -> str:

@@ -5,13 +5,14 @@ One scan of all distributions takes a few milliseconds, so there is no cache to 
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
+
+from packaging.utils import canonicalize_name as normal
 
 from treadle.api.plugin_kind import FALLBACK, OVERRIDES, PluginKind, parse_group
 
@@ -127,8 +128,3 @@ def check_kind(entry: Entry, kinds: Mapping[str, PluginKind[object]]) -> None:
         )
     elif entry.key == FALLBACK and not kind.has_fallback:
         entry.close("incompatible", f"the kind {kind.name} has no fallback; name a key")
-
-
-def normal(name: str) -> str:
-    """A distribution name as package indexes compare it."""
-    return re.sub(r"[-_.]+", "-", name).lower()

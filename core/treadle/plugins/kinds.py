@@ -11,10 +11,8 @@ from typing import Any
 
 from treadle.api.kinds import CORE_KINDS
 from treadle.api.plugin_kind import DECLARATIONS, PluginKind
-from treadle.config import environment
 from treadle.errors import ConfigError
-from treadle.known_plugins import ALWAYS_ALLOWED, DISTRIBUTIONS
-from treadle.plugins.entries import normal
+from treadle.known_plugins import may_import
 
 __all__ = ("check_known", "installed_kinds")
 
@@ -25,9 +23,9 @@ log = logging.getLogger("treadle.plugins")
 def installed_kinds() -> Mapping[str, PluginKind[Any]]:
     """Return every kind by name: the core's, then those of other installed distributions."""
     kinds = {kind.name: kind for kind in CORE_KINDS}
-    for point in sorted(metadata.entry_points(group=DECLARATIONS), key=lambda p: p.name):
-        if point.dist is not None and not _may_load(normal(point.dist.name)):
-            continue
+    points = metadata.entry_points(group=DECLARATIONS)
+    allowed = (p for p in points if p.dist is None or may_import(p.dist.name))
+    for point in sorted(allowed, key=lambda p: p.name):
         try:
             kind = point.load()
         except Exception as error:  # another distribution's module may raise anything
@@ -38,15 +36,6 @@ def installed_kinds() -> Mapping[str, PluginKind[Any]]:
         else:
             kinds.setdefault(kind.name, kind)
     return MappingProxyType(kinds)
-
-
-def _may_load(dist: str) -> bool:
-    """Whether the environment lets the code of a distribution be imported at all."""
-    if dist in DISTRIBUTIONS or dist in ALWAYS_ALLOWED:
-        return True
-    variables = environment()
-    disabled, allowed = ({normal(name) for name in variables[k]} for k in ("disable", "allow"))
-    return variables["autoload"] and dist not in disabled and (not allowed or dist in allowed)
 
 
 def check_known(kind: str, kinds: Mapping[str, PluginKind[Any]], where: str) -> None:

@@ -150,11 +150,9 @@ class PluginRegistry:
 
     def missing(self, kind: str, key: str) -> str:
         """Say why nobody serves a key, what is known instead, and what to install."""
-        unusable_entries = [
-            e for e in self.entries if (e.kind, e.key) == (kind, key) and not e.usable
-        ]
-        if unusable_entries:
-            reasons = "; ".join(f"{e.owner} is {e.state}: {e.reason}" for e in unusable_entries)
+        owners = [e for e in self.entries if (e.kind, e.key) == (kind, key)]
+        if unusable := [e for e in owners if not e.usable]:
+            reasons = "; ".join(f"{e.owner} is {e.state}: {e.reason}" for e in unusable)
             return f"no plugin provides {kind}:{key} ({reasons})"
         keys = self.keys(kind)
         message = f"no plugin provides {kind}:{key} (known: {_abbreviate(keys, key)})"

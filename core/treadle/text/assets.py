@@ -133,8 +133,7 @@ def plugin_config(config: EngineConfig) -> PluginConfig:
 
 
 def open_plugins(config: EngineConfig) -> PluginManager:
-    """Return the plugins of an engine, all names in its options checked: loading a model takes
-    minutes, and must not be what a wrong name is found by.
+    """Return the plugins of an engine, with all names in its options checked before a model is read.
 
     Raises ``PluginNotFoundError`` or ``PluginConflictError``, with the option.
     """
