@@ -24,14 +24,14 @@ from treadle.api.checkpoints import files_in
 from treadle.api.communicators import CommunicatorOffer, CommunicatorRequest
 from treadle.api.kinds import ATTENTION_BACKENDS, COMMUNICATORS, KERNEL_OPS, MODELS
 from treadle.api.plugin_kind import FALLBACK
-from treadle.config import DeviceConfig, EngineConfig, SchedulerConfig
+from treadle.config import EngineConfig, SchedulerConfig
 from treadle.errors import PluginLoadError
 from treadle.layers import SingleRankCommunicator, device_info
 from treadle.layers.device import dtype_name
 from treadle.layers.fusion import defer_all_reduce, kernel_sites
 from treadle.loading import fetch, parse_ref
 from treadle.loading.formats import DETECTED, has_weights
-from treadle.loading.matching import AUTO, Decision
+from treadle.loading.matching import AUTO, Decision, choose_executor
 from treadle.plugins import PluginManager
 from treadle.sampling.kernels import SAMPLER_OPS
 from treadle.structured_output.manager import preferred_order
@@ -65,13 +65,11 @@ def explain(
     """Yield what an engine would run. Raises what its start would raise."""
     yield from _text(config, plugins, assets)
     yield from _model(config, plugins)
-    yield _named_choice(
-        plugins,
-        "distributed-executor-backend",
-        "executors",
-        config.device.distributed_executor_backend,
-        DeviceConfig().distributed_executor_backend,
+    default = choose_executor(
+        msgspec.structs.replace(config.device, distributed_executor_backend=AUTO), plugins
     )
+    executor = choose_executor(config.device, plugins)
+    yield _named_choice(plugins, "distributed-executor-backend", "executors", executor, default)
     policy, default = config.scheduler.scheduling_policy, SchedulerConfig().scheduling_policy
     yield _named_choice(plugins, "scheduling-policy", "scheduling_policies", policy, default)
     yield _structured_output(plugins, config.plugins.structured_output_backends)

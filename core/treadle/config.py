@@ -185,7 +185,10 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     attention_backend: Annotated[
         str | None, Meta(description="Attention backend (default: the offer with the best score).")
     ] = None
-    distributed_executor_backend: Annotated[str, Meta(description="Executor plugin.")] = "uni"
+    distributed_executor_backend: Annotated[
+        str,
+        Meta(description="Executor plugin; auto: uni for one rank, else mp or another."),
+    ] = "auto"
     tensor_parallel_size: Annotated[Positive, Meta(description="Tensor-parallel ranks.")] = 1
     enforce_eager: Annotated[bool, Meta(description="Do not capture CUDA graphs.")] = False
     cpu_threads: Annotated[

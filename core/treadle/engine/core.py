@@ -22,6 +22,7 @@ from treadle.errors import (
     RequestError,
     TreadleError,
 )
+from treadle.loading.matching import choose_executor
 from treadle.plugins import PluginManager
 from treadle.plugins.guard import strict_error
 from treadle.scheduler.scheduler import Scheduler
@@ -71,7 +72,7 @@ class EngineCore:
         policy = plugins.create_guarded(SCHEDULING_POLICIES, config.scheduler.scheduling_policy)
         names = config.plugins.stat_loggers
         self._loggers = [plugins.create_guarded(STAT_LOGGERS, name) for name in names]
-        name = config.device.distributed_executor_backend
+        name = choose_executor(config.device, plugins)
         self._executor = plugins.create_guarded(EXECUTORS, name, config=config, plugins=plugins)
         try:
             self.info: EngineInfo = self._executor.start()

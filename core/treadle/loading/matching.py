@@ -12,10 +12,18 @@ from typing import Any
 
 from treadle.api.matching import Match, ModelTraits
 from treadle.api.plugin_kind import PluginKind
-from treadle.errors import ConfigError, PluginConflictError, PluginLoadError, TreadleError
+from treadle.config import DeviceConfig
+from treadle.errors import (
+    ConfigError,
+    PluginConflictError,
+    PluginLoadError,
+    PluginNotFoundError,
+    TreadleError,
+)
+from treadle.known_plugins import install_hint
 from treadle.plugins import PluginManager
 
-__all__ = ("AUTO", "NONE", "Candidate", "Decision", "candidates", "decide")
+__all__ = ("AUTO", "NONE", "Candidate", "Decision", "candidates", "choose_executor", "decide")
 
 log = logging.getLogger("treadle.plugins")
 
@@ -102,3 +110,22 @@ def _candidate(
                 f"{kind.name}:{key} answered treadle_match with {answer!r}; a Match with a score above 0 "
                 "and a reason was expected, or None"
             )
+
+
+def choose_executor(device: DeviceConfig, plugins: PluginManager) -> str:
+    """Return the executor of a configuration: ``auto`` is ``uni`` for one rank, and for several the
+    installed one that runs them, ``mp`` before others.
+
+    Raises ``PluginNotFoundError`` if none is installed.
+    """
+    if device.distributed_executor_backend != AUTO:
+        return device.distributed_executor_backend
+    if device.tensor_parallel_size == 1:
+        return "uni"
+    names = [name for name in plugins.keys("executors") if name != "uni"]
+    if not names:
+        raise PluginNotFoundError(
+            f"tensor_parallel_size is {device.tensor_parallel_size} and no executor for several "
+            f"devices is installed; {install_hint('treadle-executor-mp')}"
+        )
+    return min(names, key=lambda name: (name != "mp", name))

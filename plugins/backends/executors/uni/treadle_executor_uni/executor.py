@@ -32,7 +32,7 @@ class UniProcExecutor:
         if config.device.tensor_parallel_size != 1:
             raise ConfigError(
                 f"tensor_parallel_size is {config.device.tensor_parallel_size}, but executor "
-                "'uni' runs one device; choose distributed_executor_backend='mp'"
+                "'uni' runs one device; leave distributed_executor_backend out, or choose 'mp'"
             )
         self._config = config
         self._plugins = plugins
