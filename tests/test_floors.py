@@ -12,7 +12,9 @@ CORE = ROOT / "core/treadle"
 
 # From the ground up, as ARCHITECTURE.md draws it. A package may import from every earlier one.
 FLOORS = (
-    ("errors", "config", "outputs", "known_plugins", "regular_files", "plugin_lock"),
+    ("errors",),
+    ("option_names", "compat"),
+    ("config", "outputs", "known_plugins", "regular_files", "plugin_lock"),
     ("processes",),
     ("api",),
     ("plugins",),

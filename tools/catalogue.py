@@ -1,29 +1,24 @@
 """Tables of what is in the repository, for the reference pages: shipped plugins and their options,
-models, quantization, metrics, extras, and the names of vLLM's options."""
+models, quantization, metrics, extras."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from prometheus_client.core import Metric
 from repository import ROOT, Member, members
 
 from treadle.api.stats import EngineStats
-from treadle.config import EngineConfig, config_sections
 from treadle_server import metric_names
-from treadle_server.config import ServerConfig
 from treadle_server.metric_values import MEASURED
 from treadle_server.metrics import Metrics
 
-__all__ = ("BLOCKS", "options_of", "vllm_names")
+__all__ = ("BLOCKS", "options_of")
 
 RUNS = ROOT / "docs/data/runs"
-VLLM = ROOT / "docs/data/vllm_flags.toml"
-STATES = {"later": "not yet", "never": "not needed"}
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -181,41 +176,6 @@ def _labels(family: Metric) -> str:
     return ", ".join(f"`{label}`" for label in getattr(family, "_labelnames", ()))
 
 
-# ------------------------------------------------------------------------ names of vLLM
-
-
-def vllm_names() -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield ``(section, entry)`` of docs/data/vllm_flags.toml."""
-    for section, entries in tomllib.loads(VLLM.read_text()).items():
-        for entry in entries:
-            yield section, entry
-
-
-def vllm_flags() -> str:
-    """What each option of vLLM is here. Raises ``ValueError`` for one that we do not have."""
-    option_names = {
-        f
-        for _, section_type in config_sections(EngineConfig)
-        for f in section_type.__struct_fields__
-    }
-    option_names |= set(ServerConfig.__struct_fields__)
-    sections: dict[str, list[tuple[str, str, str]]] = {}
-    for section, entry in vllm_names():
-        name = entry.get("ours")
-        if name is not None and name not in option_names:
-            raise ValueError(f"docs/data/vllm_flags.toml: there is no option {name}")
-        equivalent = "the same" if name == entry["vllm"] else f"`{name}`"
-        if name is None:
-            equivalent = STATES[entry["state"]]
-        sections.setdefault(section, []).append(
-            (f"`{entry['vllm']}`", equivalent, entry.get("note", ""))
-        )
-    return "\n".join(
-        f"### {section.capitalize()}\n\n" + _table(("vLLM", "Here", ""), rows)
-        for section, rows in sections.items()
-    )
-
-
 BLOCKS: dict[str, Callable[[], str]] = {
     block.__name__: block
     for block in (
@@ -227,6 +187,5 @@ BLOCKS: dict[str, Callable[[], str]] = {
         benchmark_runs,
         metrics,
         metric_aliases,
-        vllm_flags,
     )
 }

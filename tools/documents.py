@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 
 import catalogue
 import command_line
+import foreign_names
 import http_api
 import kernel_pages
 import kind_pages
@@ -37,7 +38,7 @@ from repository import hooks
 
 import treadle.errors
 from treadle.api import sampling_params as params
-from treadle.config import IGNORED_OPTIONS, OPTION_ALIASES, EngineConfig, config_sections
+from treadle.config import EngineConfig, config_sections
 from treadle.plugins import installed_kinds
 from treadle_server.config import ServerConfig
 
@@ -145,15 +146,6 @@ def options() -> str:
     for name, struct in config_sections(EngineConfig):
         sections.append(f"## {name}\n\n{one_line(struct.__doc__ or '')}\n\n{option_table(struct)}")
     return "\n".join(sections)
-
-
-def option_aliases() -> str:
-    """Options of other engines that are accepted, and what they mean here."""
-    rows = [(f"`{alias}`", f"`{name}`") for alias, name in OPTION_ALIASES.items()]
-    ignored = (
-        (f"`{name}`", f"without effect: {reason}") for name, reason in IGNORED_OPTIONS.items()
-    )
-    return table(("Accepted", "In treadle"), [*rows, *ignored])
 
 
 def server() -> str:
@@ -290,7 +282,6 @@ BLOCKS: dict[str, Callable[[], str]] = (
             kinds,
             hook_reference,
             options,
-            option_aliases,
             server,
             sampling,
             structured_outputs,
@@ -299,6 +290,7 @@ BLOCKS: dict[str, Callable[[], str]] = (
     }
     | {"http": http_api.reference, "cli": command_line.reference, "python": python_api.reference}
     | catalogue.BLOCKS
+    | foreign_names.BLOCKS
     | kind_pages.BLOCKS
     | kernel_pages.BLOCKS
 )

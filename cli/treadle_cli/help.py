@@ -14,10 +14,25 @@ if TYPE_CHECKING:
 __all__ = ("PluginOptionsCommand", "SectionedCommand", "application", "single_command")
 
 FIRST = "Options"
+ENGINE_FLAG = "--max-num-seqs"
 
 
 class SectionedCommand(TyperCommand):
-    """A command whose options are listed under their ``rich_help_panel``."""
+    """A command whose options are listed under their ``rich_help_panel``.
+
+    If it has the options of an engine, the names that other engines give them are accepted, too.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from treadle_cli.rewrite import translate_flags
+
+        own = {
+            flag: not getattr(param, "is_flag", False)
+            for param in self.get_params(ctx)
+            for flag in (*param.opts, *param.secondary_opts)
+            if flag.startswith("-")
+        }
+        return super().parse_args(ctx, translate_flags(args, own) if ENGINE_FLAG in own else args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], FIRST: []}

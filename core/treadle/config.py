@@ -16,12 +16,11 @@ import msgspec
 from msgspec import Meta
 
 from treadle.errors import ConfigError
+from treadle.option_names import answers_to, describe_variables, resolve
 
 log = logging.getLogger(__name__)
 
 __all__ = (
-    "IGNORED_OPTIONS",
-    "OPTION_ALIASES",
     "CacheConfig",
     "DeviceConfig",
     "EngineConfig",
@@ -32,7 +31,7 @@ __all__ = (
     "debug_enabled",
     "environment",
     "from_options",
-    "resolve_aliases",
+    "report_foreign_variables",
     "server_environment",
     "set_library_environment",
 )
@@ -252,28 +251,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     plugins: PluginConfig = msgspec.field(default_factory=PluginConfig)
 
 
-OPTION_ALIASES = {
-    "block_size": "page_size",
-    "num_gpu_blocks_override": "num_pages",
-    "mem_fraction_static": "gpu_memory_utilization",
-    "max_queued_requests": "max_num_queued_reqs",
-    "context_length": "max_model_len",
-    "structured_outputs_config.backend": "structured_output_backends",
-}
-"""Names of other engines that are accepted, with a warning that gives treadle's name."""
-
-IGNORED_OPTIONS = {"enable_auto_tool_choice": "tool calls are parsed whenever a parser was found"}
-"""Names of other engines that are accepted without effect, and why."""
-
-RELATED_OPTIONS = {
-    "executor": "distributed_executor_backend",
-    "guided_decoding_backend": "structured_output_backends",
-    "structured_outputs_config": "structured_output_backends",
-    "max_seq_len_to_capture": "enforce_eager",
-}
-"""Names of other engines for something similar. An error message suggests treadle's option."""
-
-
 def config_sections(
     config: type[msgspec.Struct] = EngineConfig,
 ) -> Iterator[tuple[str, type[msgspec.Struct]]]:
@@ -287,12 +264,14 @@ def from_options(options: Mapping[str, Any] | None = None, /, **overrides: Any) 
     A value of ``None`` selects the default. Raises ``ConfigError`` if an option is unknown or
     its value is outside its limits.
     """
-    values = resolve_aliases(
-        {k: v for k, v in {**(options or {}), **overrides}.items() if v is not None}
-    )
+    given = {**(options or {}), **overrides}
+    values = resolve({name: value for name, value in given.items() if value is not None})
     sections: dict[str, dict[str, Any]] = {}
     for section, kind in config_sections():
         sections[section] = {f: values.pop(f) for f in kind.__struct_fields__ if f in values}
+    for name in [n for n in values if (row := answers_to().get(n)) and row.server]:
+        log.warning("option %s has no effect: it is an option of the server", name)
+        del values[name]
     if values:
         raise ConfigError(_unknown(next(iter(values))))
     try:
@@ -301,30 +280,7 @@ def from_options(options: Mapping[str, Any] | None = None, /, **overrides: Any) 
         raise ConfigError(_located(error, sections)) from error
 
 
-def resolve_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options under treadle's names. Log each alias and each option without effect.
-
-    Raises ``ConfigError`` if an option is given under both names.
-    """
-    resolved: dict[str, Any] = {}
-    for name, value in options.items():
-        if name in IGNORED_OPTIONS:
-            log.warning("option %s has no effect: %s", name, IGNORED_OPTIONS[name])
-            continue
-        canonical_name = OPTION_ALIASES.get(name, name)
-        if canonical_name != name:
-            if canonical_name in options:
-                raise ConfigError(
-                    f"{name} is another name of {canonical_name}; give only {canonical_name}"
-                )
-            log.warning("option %s is accepted; its name in treadle is %s", name, canonical_name)
-        resolved[canonical_name] = value
-    return resolved
-
-
 def _unknown(name: str) -> str:
-    if name in RELATED_OPTIONS:
-        return f"treadle has no option {name!r}; see {RELATED_OPTIONS[name]!r}"
     import difflib
 
     names = [f for _, kind in config_sections() for f in kind.__struct_fields__]
@@ -383,6 +339,12 @@ LIBRARY_ENVIRONMENT = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     "LRU_CACHE_CAPACITY": "16",
 }
+
+
+def report_foreign_variables() -> None:
+    """Log which variables of vLLM are set, in one line: treadle reads none of them."""
+    if line := describe_variables([name for name in os.environ if name.startswith("VLLM_")]):
+        log.warning("%s", line)
 
 
 def debug_enabled() -> bool:

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import typer
 
-from treadle.config import OPTION_ALIASES
 from treadle.errors import ConfigError
 from treadle_cli.flags import (
     BENCH,
@@ -262,39 +261,6 @@ def test_the_short_form_of_plugin_options():
         "p",
         "--",
         "--plugin.x",
-    ]
-
-
-# -- names of other engines ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("typed", "rewritten"),
-    [
-        (["--block-size", "16"], ["--page-size", "16"]),
-        (["--block-size=16"], ["--page-size=16"]),
-        (["--mem-fraction-static", "0.5"], ["--gpu-memory-utilization", "0.5"]),
-        (["--prompt", "x", "--context-length", "8"], ["--prompt", "x", "--max-model-len", "8"]),
-        (["--enable-auto-tool-choice", "--port", "1"], ["--port", "1"]),
-        (["--", "--block-size", "16"], ["--", "--block-size", "16"]),
-        (["--block-sizes", "16"], ["--block-sizes", "16"]),
-    ],
-)
-def test_flags_of_other_engines_become_ours(typed, rewritten):
-    assert rewrite_flags(typed) == rewritten
-
-
-def test_every_alias_of_an_option_is_a_flag():
-    for alias, name in OPTION_ALIASES.items():
-        flags = [f"--{option.replace('_', '-')}" for option in (alias, name)]
-        assert rewrite_flags(flags[:1]) == flags[1:]
-
-
-def test_a_flag_of_another_engine_is_logged_with_its_name_here(caplog):
-    rewrite_flags(["--block-size", "16", "--enable-auto-tool-choice"])
-    assert [record.getMessage() for record in caplog.records] == [
-        "--block-size is accepted; its name in treadle is --page-size",
-        "--enable-auto-tool-choice has no effect: tool calls are parsed whenever a parser was found",
     ]
 
 

@@ -35,5 +35,7 @@ def test_the_executor_follows_the_number_of_ranks(options: dict[str, Any], execu
 
 
 def test_several_ranks_without_an_executor_say_what_to_install() -> None:
-    with pytest.raises(PluginNotFoundError, match="tensor_parallel_size is 2 and no executor .*mp"):
+    with pytest.raises(
+        PluginNotFoundError, match=r"tensor_parallel_size is 2 and no executor .*mp"
+    ):
         chosen(tensor_parallel_size=2, disable_plugin=[MP, RAY])

@@ -7,13 +7,8 @@ import json
 import re
 
 import pytest
-from catalogue import vllm_names
 from http_api import document
 from repository import ROOT, members, shipped
-
-from treadle.config import EngineConfig, config_sections, from_options
-from treadle.errors import ConfigError
-from treadle_server.config import ServerConfig
 
 GAP = "…"
 HEADINGS = re.findall(
@@ -64,22 +59,6 @@ def test_each_run_says_how_it_was_made() -> None:
         data = json.loads(file.read_text())
         assert all(data[key] for key in ("device", "date", "torch", "weights"))
         assert all("command" in run for run in data["runs"] if run["engine"].startswith("treadle"))
-
-
-def test_a_name_of_another_engine_is_answered_with_ours() -> None:
-    options = {
-        field for _, part in config_sections(EngineConfig) for field in part.__struct_fields__
-    }
-    options |= set(ServerConfig.__struct_fields__)
-    entries = [entry for _, entry in vllm_names()]
-    assert len({entry["vllm"] for entry in entries}) == len(entries)
-    for entry in entries:
-        assert entry.get("ours") in options or entry["state"] in ("later", "never"), entry
-        try:
-            from_options({entry["vllm"]: None} | {entry["vllm"]: "1"})
-        except ConfigError as error:
-            if named := re.search(r"; see .(\w+).", str(error)):
-                assert named[1] == entry.get("ours"), f"the page says otherwise: {error}"
 
 
 def test_every_field_of_the_http_api_is_described() -> None:

@@ -1,4 +1,4 @@
-"""``--config FILE.toml``: options by section or flat, under the flags."""
+"""``--config FILE.toml`` or ``FILE.yaml``: options by section or flat, under the flags."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from treadle.config import resolve_aliases
 from treadle.errors import ConfigError
+from treadle.option_names import resolve
 from treadle.regular_files import read_regular
 from treadle_cli.flags.groups import SECTIONS
 
 __all__ = ("read_file",)
+
+YAML = (".yaml", ".yml")
 
 
 def read_file(path: Path | None, known_names: Collection[str]) -> dict[str, Any]:
@@ -25,11 +27,10 @@ def read_file(path: Path | None, known_names: Collection[str]) -> dict[str, Any]
     if path is None:
         return {}
     try:
-        content = tomllib.loads(read_regular(path).decode())
+        text = read_regular(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--config {path} is not TOML: {error}") from error
+    content = _yaml(path, text) if path.suffix in YAML else _toml(path, text)
     options: dict[str, Any] = {}
     for name, value in content.items():
         if name in SECTIONS and isinstance(value, dict):
@@ -46,9 +47,28 @@ def read_file(path: Path | None, known_names: Collection[str]) -> dict[str, Any]
     return options
 
 
+def _toml(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--config {path} is not TOML: {error}") from error
+
+
+def _yaml(path: Path, text: str) -> dict[str, Any]:
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path} is not YAML: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise ConfigError(f"--config {path} is not a YAML mapping of options to values")
+    return {name: value for name, value in content.items() if value is not None}
+
+
 def _normalized(table: dict[str, Any]) -> dict[str, Any]:
     """Return a table under treadle's names, which have underscores."""
-    return resolve_aliases({name.replace("-", "_"): value for name, value in table.items()})
+    return resolve({name.replace("-", "_"): value for name, value in table.items()})
 
 
 def _is_foreign(section: str, name: str) -> bool:

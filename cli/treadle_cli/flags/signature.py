@@ -119,7 +119,9 @@ def _parameter(name: str, annotation: Any, info: Any) -> inspect.Parameter:
 CONFIG = _parameter(
     "config",
     Path | None,
-    typer.Option("--config", metavar="FILE.toml", help="Options by section or flat; flags win."),
+    typer.Option(
+        "--config", metavar="FILE", help="Options in TOML (by section or flat) or YAML; flags win."
+    ),
 )
 PLUGIN_OPTION = _parameter(
     "plugin_option",

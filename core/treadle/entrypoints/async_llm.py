@@ -15,7 +15,7 @@ from treadle.api.requests import TokenOutput
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
 from treadle.api.step_types import EngineInfo
-from treadle.config import EngineConfig, from_options
+from treadle.config import EngineConfig, from_options, report_foreign_variables
 from treadle.engine.client import EngineClient
 from treadle.entrypoints.output_stream import OutputStream
 from treadle.errors import EngineDeadError, QueueFullError, RequestError, TreadleError
@@ -69,6 +69,7 @@ class AsyncLLM:
         ``entry`` is what the child process runs, ``module:function``.
         """
         self.config = from_options(options, model=model) if config is None else config
+        report_foreign_variables()
         self.plugins = open_plugins(self.config)
         limits = self.config.scheduler
         self.texts = TextPool(

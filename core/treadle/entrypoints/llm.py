@@ -17,7 +17,12 @@ from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
 from treadle.api.step_types import EngineInfo
-from treadle.config import EngineConfig, from_options, set_library_environment
+from treadle.config import (
+    EngineConfig,
+    from_options,
+    report_foreign_variables,
+    set_library_environment,
+)
 from treadle.entrypoints.progress import Progress
 from treadle.errors import (
     EngineDeadError,
@@ -73,6 +78,7 @@ class LLM:
         # The callers of one thread wait for all of their prompts, and want the same result each time.
         options = {"max_step_ms": 0.0, **options}
         self.config = from_options(options, model=model) if config is None else config
+        report_foreign_variables()
         self._plugins = open_plugins(self.config)
         config = pin_revisions(self.config, self._plugins)
         assets = open_checkpoint(config, self._plugins)
