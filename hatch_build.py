@@ -18,7 +18,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 class Members(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         root = Path(self.root)
-        files = [root / name / "pyproject.toml" for name in ("core", "server", "cli")]
+        files = [root / name / "pyproject.toml" for name in ("core", "server", "cli", "compat")]
         files += sorted(root.glob("kits/*/pyproject.toml"))
         files += sorted(root.glob("plugins/**/pyproject.toml"))
         members = {file.parent: tomllib.loads(file.read_text()) for file in files}

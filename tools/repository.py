@@ -102,8 +102,8 @@ def plugins() -> list[Member]:
 
 
 def members() -> list[Member]:
-    """Core, server, command line, every kit and every plugin."""
-    fixed = [ROOT / name for name in ("core", "server", "cli")]
+    """Core, server, command line, compatibility, every kit and every plugin."""
+    fixed = [ROOT / name for name in ("core", "server", "cli", "compat")]
     return [*(Member(f) for f in fixed if (f / "pyproject.toml").is_file()), *kits(), *plugins()]
 
 
@@ -114,7 +114,18 @@ def shipped(member: Member) -> Iterator[Path]:
 
 def python_files() -> Iterator[Path]:
     """Every Python file of the repository, tests and tools included."""
-    for top in ("core", "server", "cli", "kits", "plugins", "tests", "tools", "benchmarks", "docs"):
+    for top in (
+        "core",
+        "server",
+        "cli",
+        "compat",
+        "kits",
+        "plugins",
+        "tests",
+        "tools",
+        "benchmarks",
+        "docs",
+    ):
         yield from sorted((ROOT / top).rglob("*.py"))
     yield from sorted(ROOT.glob("*.py"))
 

@@ -26,7 +26,13 @@ FLAGS = {flag: kind for names in LISTS.values() for kind in KINDS for flag in na
 FIELDS = {f.name: f for g in (*ENGINE, server_group()) for f in g.fields()}
 VALUES = {"root_path": "/x", "model": "x", "host": "::1", "gpu_memory_utilization": "0.25"}
 VALUES |= {"long_prefill_token_threshold": "64", "h11_max_incomplete_event_size": "4096"}
-VALUES |= {"device": "cpu:1", "seed": "5", "dtype": "half", "kv_cache_dtype": "fp8", "uvicorn_log_level": "trace"}
+VALUES |= {
+    "device": "cpu:1",
+    "seed": "5",
+    "dtype": "half",
+    "kv_cache_dtype": "fp8",
+    "uvicorn_log_level": "trace",
+}
 TOGETHER = {"ssl_keyfile": ["--ssl-certfile", "c"], "ssl_certfile": ["--ssl-keyfile", "k"]}
 TOGETHER["ssl_ca_certs"] = ["--ssl-certfile", "c", "--ssl-keyfile", "k"]
 

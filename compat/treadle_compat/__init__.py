@@ -1,0 +1,3 @@
+"""The modules of ``treadle.compat``; import them under that name."""
+
+__all__: tuple[str, ...] = ()

@@ -1,0 +1,3 @@
+"""Where vLLM has its engines."""
+
+__all__: tuple[str, ...] = ()

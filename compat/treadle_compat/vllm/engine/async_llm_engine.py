@@ -1,0 +1,5 @@
+"""Where vLLM has its asynchronous engine."""
+
+from ..async_llm import AsyncLLMEngine
+
+__all__ = ("AsyncLLMEngine",)

@@ -1,0 +1,3 @@
+"""Where vLLM has its classes for programs."""
+
+__all__: tuple[str, ...] = ()

@@ -1,0 +1,5 @@
+"""Where vLLM has ``LLM``."""
+
+from ..llm import LLM
+
+__all__ = ("LLM",)
