@@ -96,7 +96,7 @@ def test_the_errors_drawn_are_the_errors_defined() -> None:
 def test_imports_of_the_examples_stay_in_the_public_modules() -> None:
     """A reader who copies an example must not depend on the inside of the core."""
     public = re.compile(
-        r"(treadle(\.(api|errors|config|testing|layers)(\.\w+)*)?|treadle_\w+|treadle_\w+_kit\.\w+)$"
+        r"(treadle(\.(api|compat|errors|config|testing|layers)(\.\w+)*)?|treadle_\w+|treadle_\w+_kit\.\w+)$"
     )
     violations = [
         f"{block.page.name}:{block.line} {module}"

@@ -57,8 +57,9 @@ class LLM:
         refuse("LLM.generate", others)
         if (prompts is None) == (prompt_token_ids is None):
             raise RequestError("give prompts or prompt_token_ids, one of them", param="prompts")
+        inputs: Any = prompt_token_ids if prompts is None else prompts
         outputs = self.engine.generate(
-            prompt_token_ids if prompts is None else prompts,
+            inputs,
             treadle_params(sampling_params),
             use_tqdm=bool(use_tqdm),
             priority=priority,
