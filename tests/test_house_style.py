@@ -50,7 +50,7 @@ ALLOWANCES: dict[str, frozenset[str]] = {
 
 # What the conformance suites of ``treadle.testing`` import beside the core: a model plugin is checked with
 # the loader that all executors use. Whoever can run a model has it.
-KITS_OF_SUITES = {"treadle_worker_kit"}
+KITS_OF_SUITES = {"treadle_layers_kit", "treadle_worker_kit"}
 
 # Modules that may read the environment beside treadle/config.py, relative to the root.
 ENVIRONMENT = {"core/treadle/config.py"}

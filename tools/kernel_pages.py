@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from treadle.layers.kernel_op import Arg, KernelOp
 from treadle.testing.kernel_ops import COMMUNICATOR_OPS, KERNEL_OPS
+from treadle_layers_kit.kernel_op import Arg, KernelOp
 
 __all__ = ("BLOCKS",)
 

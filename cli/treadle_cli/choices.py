@@ -28,7 +28,6 @@ from treadle.config import EngineConfig, SchedulerConfig
 from treadle.errors import PluginLoadError
 from treadle.layers import SingleRankCommunicator, device_info
 from treadle.layers.device import dtype_name
-from treadle.layers.fusion import defer_all_reduce, kernel_sites
 from treadle.loading import fetch, parse_ref
 from treadle.loading.formats import DETECTED, has_weights
 from treadle.loading.matching import AUTO, Decision, choose_executor
@@ -37,6 +36,7 @@ from treadle.sampling.kernels import SAMPLER_OPS
 from treadle.structured_output.manager import preferred_order
 from treadle.text.assets import FrontendAssets, choose_renderer
 from treadle.text.parser_plugins import PARSER_KINDS, choose_parser
+from treadle_layers_kit.fusion import defer_all_reduce, kernel_sites
 from treadle_worker_kit.attention import AttentionLayers
 from treadle_worker_kit.build import empty_model, find_method, find_model
 from treadle_worker_kit.device import pick_device

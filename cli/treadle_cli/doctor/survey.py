@@ -21,7 +21,7 @@ from treadle.api.plugin_kind import PluginKind
 from treadle.plugins import PluginManager, PluginSelection
 
 if TYPE_CHECKING:
-    from treadle.layers.kernel_op import KernelOp
+    from treadle_layers_kit.kernel_op import KernelOp
 
 __all__ = ("ATTENTION", "BackendReport", "DeviceReport", "Survey", "main")
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from treadle.layers.kernel_op import Arg, Example, KernelOp, Sizes
 from treadle.sampling.blocks import Blocks
 from treadle.sampling.noise import keys
+from treadle_layers_kit.kernel_op import Arg, Example, KernelOp, Sizes
 
 __all__ = ("copied", "example_args")
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from treadle.errors import ConfigError
 from treadle.known_plugins import install_hint
-from treadle.layers.kernel_op import KernelOp, scalar, tensor
 from treadle.sampling import draw
 from treadle.sampling.blocks import Blocks
 from treadle.sampling.noise import uniforms
+from treadle_layers_kit.kernel_op import KernelOp, scalar, tensor
 
 __all__ = ("COMMUNICATOR_OPS", "KERNEL_OPS", "require_layer_ops")
 

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from treadle.api.attention import KernelOffer, KernelRequest, Refusal
 from treadle.api.cache import DeviceInfo
-from treadle.layers.kernel_op import Arg, KernelOp
 from treadle.testing.kernel_examples import copied, example_args
 from treadle.testing.kernel_ops import KERNEL_OPS, require_layer_ops
 from treadle.testing.plugin import FOREIGN, PluginTest
+from treadle_layers_kit.kernel_op import Arg, KernelOp
 
 if TYPE_CHECKING:
     from treadle.plugins import PluginManager

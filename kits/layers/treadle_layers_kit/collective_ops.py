@@ -15,7 +15,7 @@ from torch import Tensor
 
 from treadle.api.communicators import Communicator, SupportsFusedOps
 from treadle.layers import dry_run
-from treadle.layers.kernel_op import KernelOp
+from treadle_layers_kit.kernel_op import KernelOp
 from treadle_layers_kit.kernel_ops import ALL_GATHER
 
 __all__ = ("SharedKernels", "collective_op_owner", "create_collective_op")

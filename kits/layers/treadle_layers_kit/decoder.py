@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from treadle.api.attention import ForwardContext
 from treadle.api.models import ModelContext
-from treadle.layers.fusion import Site
 from treadle_layers_kit.embedding import Embedding, LMHead
+from treadle_layers_kit.fusion import Site
 from treadle_layers_kit.linear_norms import SPLIT_K, LinearNormPair, has_default_forward, pair_up
 from treadle_layers_kit.mlp import GatedMLP
 from treadle_layers_kit.norm import RMSNorm
@@ -47,7 +47,7 @@ class DecoderLayer(nn.Module):
 
     The sum is carried beside the output, so that each addition runs fused with the next norm. With
     several ranks the output may be this rank's summand, which that norm then sums too (see
-    ``treadle.layers.fusion``). ``offset`` is that of the norms.
+    ``treadle_layers_kit.fusion``). ``offset`` is that of the norms.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from treadle.api.attention import ForwardContext, SupportsExternalKVWrite
 from treadle.layers import Attention
-from treadle.layers.fusion import Site
+from treadle_layers_kit.fusion import Site
 from treadle_layers_kit.norm import RMSNorm
 from treadle_layers_kit.rotary import CosSin
 

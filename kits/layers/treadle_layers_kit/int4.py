@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from treadle.layers.fusion import Site
+from treadle_layers_kit.fusion import Site
 from treadle_layers_kit.int4_layout import BIAS, CHUNK, RUN, int4_linear, pack_codes, pack_steps
 
 __all__ = ("PackedInt4",)

@@ -1,7 +1,7 @@
 """The operations of the layers that kernel plugins may implement (``treadle_kernel_op``).
 
 Tensors are in the model's dtype unless it is stated; ``rows`` is any number of tokens. Where a layer
-uses which operation is said by its sites (``treadle.layers.fusion``). The sampler's operations are
+uses which operation is said by its sites (``treadle_layers_kit.fusion``). The sampler's operations are
 declared in ``treadle.testing.kernel_ops``.
 """
 
@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from treadle.api.communicators import Communicator
-from treadle.layers.kernel_op import KernelOp, Sizes, scalar, tensor
 from treadle_layers_kit import ops
 from treadle_layers_kit.int4_layout import int4_linear, pack_codes, pack_steps
+from treadle_layers_kit.kernel_op import KernelOp, Sizes, scalar, tensor
 
 __all__ = ("ALL_GATHER", "ALL_REDUCE_ADD_RMS_NORM", "COMMUNICATOR_OPS", "LAYER_OPS")
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from treadle.api.models import LinearMethod, LinearSpec, ModelContext
 from treadle.layers.collective import shard_features, shard_heads
-from treadle.layers.fusion import Site
 from treadle.layers.weight import Shard, empty_weight, set_shards
+from treadle_layers_kit.fusion import Site
 from treadle_layers_kit.plain import PlainLinear
 
 __all__ = ("Linear", "QKVLinear")

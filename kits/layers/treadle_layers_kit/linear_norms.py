@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from treadle.layers.fusion import Site
+from treadle_layers_kit.fusion import Site
 from treadle_layers_kit.linear import Linear
 from treadle_layers_kit.norm import RMSNorm
 from treadle_layers_kit.plain import PlainLinear

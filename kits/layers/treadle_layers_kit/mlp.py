@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from treadle.api.models import ModelContext, SupportsGatedInput
 from treadle.errors import UnsupportedModelError
-from treadle.layers.fusion import Site
 from treadle_layers_kit import ops
+from treadle_layers_kit.fusion import Site
 from treadle_layers_kit.linear import Linear
 from treadle_layers_kit.plain import PlainLinear
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from treadle.api.communicators import Communicator
 from treadle.api.models import ModelContext
-from treadle.layers.fusion import Site
 from treadle.layers.weight import empty_weight
 from treadle_layers_kit import ops
 from treadle_layers_kit.collective_ops import (
@@ -19,6 +18,7 @@ from treadle_layers_kit.collective_ops import (
     collective_op_owner,
     create_collective_op,
 )
+from treadle_layers_kit.fusion import Site
 from treadle_layers_kit.kernel_ops import ALL_REDUCE_ADD_RMS_NORM
 
 __all__ = ("LayerNorm", "RMSNorm")

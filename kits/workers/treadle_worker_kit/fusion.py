@@ -13,7 +13,7 @@ from torch import nn
 
 from treadle.api.attention import KernelOffer, KernelRequest
 from treadle.api.cache import DeviceInfo
-from treadle.layers.fusion import HasCollectiveOps, Kernel, Site, defer_all_reduce, kernel_sites
+from treadle_layers_kit.fusion import HasCollectiveOps, Kernel, Site, defer_all_reduce, kernel_sites
 
 __all__ = ("FusionReport", "apply_fusions")
 

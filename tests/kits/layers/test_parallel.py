@@ -15,7 +15,6 @@ from treadle.api.communicators import Communicator
 from treadle.api.models import ModelContext
 from treadle.errors import ConfigError
 from treadle.layers import Attention, WeightTarget, layout_of, shard_heads
-from treadle.layers.fusion import defer_all_reduce
 from treadle.testing.attention_reference import reference_step
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit import (
@@ -32,6 +31,7 @@ from treadle_layers_kit import (
     RotaryEmbedding,
     SelfAttention,
 )
+from treadle_layers_kit.fusion import defer_all_reduce
 from treadle_worker_kit.shards import load_weight
 
 Context = Callable[..., ModelContext]
