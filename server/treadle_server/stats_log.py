@@ -35,10 +35,9 @@ class StatsLog:
         self._last, self._since = stats, now
         if last is None:
             return
-        tokens = (
-            stats.prompt_tokens - last.prompt_tokens,
-            stats.generation_tokens - last.generation_tokens,
-        )
+        output = stats.generation_tokens - last.generation_tokens
+        # What steps have computed beside it: a long prompt takes many, and cached tokens none.
+        tokens = max(stats.step_tokens - last.step_tokens - output, 0), output
         if not (any(tokens) or stats.num_running or stats.num_waiting):
             return
         queries = stats.prefix_cache_queries - last.prefix_cache_queries

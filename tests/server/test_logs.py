@@ -420,7 +420,7 @@ def test_stats_are_a_line_while_there_is_work(caplog: pytest.LogCaptureFixture) 
                 num_used_pages=2,
                 num_running=3,
                 num_waiting=1,
-                prompt_tokens=100,
+                step_tokens=155,
                 generation_tokens=55,
                 prefix_cache_queries=100,
                 prefix_cache_hits=25,
@@ -428,7 +428,7 @@ def test_stats_are_a_line_while_there_is_work(caplog: pytest.LogCaptureFixture) 
         if second == 23:
             stats = EngineStats(
                 num_pages=8,
-                prompt_tokens=100,
+                step_tokens=170,
                 generation_tokens=70,
                 prefix_cache_queries=100,
                 prefix_cache_hits=25,
