@@ -22,20 +22,19 @@ SHUTDOWN_TIMEOUT = 10.0
 """Time limit of all shutdown hooks together, in seconds."""
 
 
-def _public_paths(app: Litestar) -> Iterator[str]:
-    """Yield the paths without parameters whose handlers all say ``opt={"public": True}``."""
+def _public_routes(app: Litestar) -> Iterator[tuple[str, str]]:
+    """Yield methods and paths, without parameters, of handlers that say ``opt={"public": True}``."""
     for route in app.routes:
         if isinstance(route, HTTPRoute) and not route.path_parameters:
-            # litestar answers OPTIONS itself, from the other handlers
-            handlers = [h for h in route.route_handlers if h.http_methods != {"OPTIONS"}]
-            if handlers and all(handler.opt.get("public") is True for handler in handlers):
-                yield route.path
+            for handler in route.route_handlers:
+                if handler.opt.get("public") is True:
+                    yield from ((method, route.path) for method in handler.http_methods)
 
 
 class AppInstance:
     """One built application.
 
-    ``public_paths`` need no API key and are answered while the server drains.
+    ``public_routes``, methods and paths, need no API key and are answered while the server drains.
 
     Its lifespan is a separate task, because a lifespan manager must close its resources in the task
     that opened them.
@@ -50,7 +49,7 @@ class AppInstance:
     ) -> None:
         self.app, self.faults = app, faults
         self.error_forms, self.metric_names = error_forms, metric_names
-        self.public_paths = frozenset(_public_paths(app))
+        self.public_routes = frozenset(_public_routes(app))
         self._running = 0
         self._is_retired = False
         self._stop_event = asyncio.Event()

@@ -131,7 +131,8 @@ class GatewayMiddleware:
 
     def _refusal(self, scope: Scope, headers: Headers, path: str) -> APIError | None:
         refusal = _header_error(scope, headers) or self._origin_error(headers)
-        if refusal is not None or path in self._context.app_instance.public_paths:
+        method = cast("Any", scope).get("method")
+        if refusal is not None or (method, path) in self._context.app_instance.public_routes:
             return refusal
         if not self._preflight(scope, headers) and not self._is_authorized(headers):
             return APIError(

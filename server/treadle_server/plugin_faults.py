@@ -11,7 +11,7 @@ from litestar.exceptions import LitestarException
 from litestar.types import Scope
 
 from treadle.errors import PluginError, PluginLoadError, TreadleError
-from treadle.known_plugins import ALWAYS_ALLOWED
+from treadle.known_plugins import ALWAYS_ALLOWED, DISTRIBUTIONS
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, normal
 from treadle.plugins.local import module_name
@@ -45,14 +45,16 @@ class PluginFaults:
     def build_error(self, error: Exception) -> TreadleError:
         """Return the error for an application that cannot be built.
 
-        A failure inside a built-in plugin is attributed to the third-party plugins that edited the
+        A failure inside a plugin of treadle is attributed to the third-party plugins that edited the
         application before it.
         """
-        builtin_ids = {entry.id for entry in self._entries.values()}
+        foreign_ids = {
+            entry.id for entry in self._entries.values() if normal(entry.dist) not in DISTRIBUTIONS
+        }
         if isinstance(error, TreadleError) and not (
             isinstance(error, PluginError)
             and error.plugin is not None
-            and error.plugin not in builtin_ids
+            and error.plugin not in foreign_ids
         ):
             return error
         return PluginLoadError(

@@ -21,6 +21,7 @@ class Driven:
     """An engine core and everything that came out of it."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
+        options = {"max_step_ms": 0, **options}  # steps must not depend on the clock
         config = from_options(
             model=str(folder), device="cpu", dtype="float32", cpu_threads=1, **options
         )

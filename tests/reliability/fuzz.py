@@ -153,7 +153,8 @@ def judge(
         yield f"{title}: {answer.status_code} {text[:300]}"
     elif answer.status_code >= 400 and request.method != "HEAD":
         try:
-            message = answer.json()["error"]["message"]
+            error = answer.json()["error"]
+            message = error if isinstance(error, str) else error["message"]  # Ollama's is text
         except (ValueError, LookupError, TypeError):
             yield f"{title}: {answer.status_code} without a message: {text[:300]}"
         else:

@@ -14,7 +14,7 @@ from process import served
 from repository import ROOT
 
 DOCUMENT = json.loads((ROOT / "docs" / "ref" / "openapi.json").read_text())
-COUNT = 300
+COUNT = 400
 
 
 def test_every_request_is_answered_and_disturbs_no_other(tmp_path: Path) -> None:

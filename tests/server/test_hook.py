@@ -68,11 +68,16 @@ async def test_a_public_route_needs_no_key_unless_it_has_parameters(tmp_path: Pa
     assert statuses == {"/hello": 200, "/of/x": 401, "/hello/": 401, "/hello/x": 401}
 
 
-async def test_one_private_handler_makes_a_path_private(tmp_path: Path) -> None:
+async def test_each_method_of_a_path_is_public_or_not(tmp_path: Path) -> None:
     source = PLUGIN.replace('@get("/hello")', '@get("/hello", opt={"public": True})')
-    source = source.replace('@get("/boom")', 'from litestar import post\n    @post("/hello")')
+    source = source.replace(
+        '@get("/boom")', 'from litestar import post\n    @post(["/hello", "/ready"])'
+    )
     async with serving(ScriptedEngine(plugins=host_of(tmp_path, source)), api_key=["k"]) as server:
-        assert (await server.client.get("/hello")).status_code == 401
+        assert (await server.client.get("/hello")).status_code == 200
+        assert (await server.client.get("/ready")).status_code == 200
+        for path in ("/hello", "/ready"):
+            assert (await server.client.post(path)).status_code == 401
 
 
 async def test_the_servers_own_routes_come_through_the_hook_and_can_be_disabled() -> None:

@@ -67,7 +67,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         summary="Tell what this is; send a browser to the page of a plugin, if there is one",
     )
     async def root(request: Request[Any, Any, Any]) -> Response[str]:
-        has_page = PAGE in context.app_instance.public_paths
+        has_page = ("GET", PAGE) in context.app_instance.public_routes
         if has_page and "text/html" in request.headers.get("accept", ""):
             location = (context.config.root_path or ".") + PAGE
             return Response("", status_code=307, headers={"location": location})

@@ -209,11 +209,11 @@ class ServerSuite(PluginTest):
 
         async def main() -> None:
             server = self.server(api_key=[KEY])
-            public_paths = server.context.app_instance.public_paths
+            public_routes = server.context.app_instance.public_routes
             async with self.running(server) as gateway:
                 for route in self.routes():
                     answer = await ask(gateway, *route, headers=self.headers)
-                    if route.path in public_paths:
+                    if route in public_routes:
                         assert NAME.encode() not in answer.body, f"{route} names the model"
                         continue
                     assert answer.status == 401, f"{route} answers {answer.status} without a key"

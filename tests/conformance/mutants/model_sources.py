@@ -10,7 +10,7 @@ from treadle.testing.sources import ModelSourceSuite
 
 SOURCE = """
 from treadle.api import impl
-from treadle.api.files import ModelFiles
+from treadle.api.files import ModelFiles, ModelRef
 from treadle.loading.sources import FolderSource
 
 TREADLE = {"model_sources": ["mine"]}
@@ -24,7 +24,7 @@ class Mine:
 
     def resolve(self, ref, *, patterns):
         self.calls += 1
-        found = FolderSource().resolve(ref, patterns=patterns)
+        found = FolderSource().resolve(ModelRef(ref.scheme, ref.path), patterns=patterns)
         return ModelFiles(found.root, found.names, found.config)
 
 

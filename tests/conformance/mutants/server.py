@@ -103,7 +103,7 @@ SPECIMENS = (
             ),
             Mutant(
                 "test_its_routes_need_the_key",
-                {'"/mine/{number:int}"': '"/ready"'},
+                {'@get("/mine")': '@get("/mine", opt={"public": True})'},
             ),
             Mutant("test_its_routes_answer", {"return {": "return 1 / 0, {"}),
             Mutant(

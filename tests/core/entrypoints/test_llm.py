@@ -332,7 +332,7 @@ def test_after_the_shutdown(folder: Path) -> None:
 
 
 def test_wrong_options(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(ConfigError, match="'distributed_executor_backend'"):
+    with pytest.raises(ConfigError, match="distributed_executor_backend"):
         LLM(str(folder), executor="mp")
     with pytest.raises(CheckpointError, match=str(tmp_path / "no")):
         LLM(str(tmp_path / "no"))

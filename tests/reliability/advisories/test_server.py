@@ -35,7 +35,7 @@ ELSEWHERE = (
     ),
     *("/server_info", "/get_server_info", "/start_profile", "/collective_rpc", "/sleep", "/pause"),
     *("/abort_requests", "/invocations", "/pooling", "/schema", "/schema/openapi.json", "/docs"),
-    *("/v1/files", "/static/x", "/debug", "/dump", "/test", "/generate"),
+    *("/static/x", "/debug", "/dump", "/test", "/generate"),
 )
 
 

@@ -14,6 +14,7 @@ from repository import members, plugins, shipped
 # from the installation (kinds, protocols, devices, shapes of kernels), never from a request.
 UNBOUNDED_CACHES = {
     "treadle/api/contracts.py",
+    "treadle/option_names.py",
     "treadle/plugins/boundary.py",
     "treadle/plugins/kinds.py",
     "treadle/testing/structured_output.py",

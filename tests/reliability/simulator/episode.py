@@ -120,7 +120,7 @@ class Episode:
 
         names: dict[str, Any] = {
             "treadle.engine.client.spawn": self.spawn,
-            "treadle.entrypoints.async_llm.PluginManager": self.plugin_manager,
+            "treadle.text.assets.PluginManager": self.plugin_manager,
             "treadle.structured_output.checker.ForkServer": partial(SimulatedForks, world),
             "treadle.structured_output.compile_queue.ThreadPoolExecutor": pool,
             "treadle.structured_output.compile_queue.monotonic": self.loop.time,

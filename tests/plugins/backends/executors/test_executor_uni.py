@@ -20,7 +20,7 @@ from treadle.plugins import PluginManager
 
 def test_tensor_parallelism_needs_another_executor() -> None:
     config = from_options(model="nobody/nothing", tensor_parallel_size=2)
-    with pytest.raises(ConfigError, match="distributed_executor_backend='mp'"):
+    with pytest.raises(ConfigError, match="choose 'mp'"):
         UniProcExecutor(config, PluginManager())
 
 
