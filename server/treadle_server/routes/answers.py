@@ -32,6 +32,22 @@ UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.\-]")
 JSON = "application/json"
 DISCONNECTED = "client disconnected prematurely"
 """What litestar says of a client that leaves before it has sent its whole body."""
+OTHER_MODELS = {
+    "/audio/speech": "a model that makes speech",
+    "/audio": "a model that reads speech, such as Whisper",
+    "/realtime": "a model that reads and makes speech",
+    "/images": "a model that makes images",
+    "/videos": "a model that makes videos",
+    "/moderations": "a model that classifies texts",
+    "/classify": "a model that classifies texts",
+    "/embeddings": "a model that embeds texts",
+    "/embed": "a model that embeds texts",
+    "/pooling": "a model that embeds texts",
+    "/rerank": "a model that ranks texts, such as a cross-encoder",
+    "/reranking": "a model that ranks texts, such as a cross-encoder",
+    "/score": "a model that ranks texts, such as a cross-encoder",
+}
+"""Routes of other servers, below ``/v1`` or not, and the models that would serve them."""
 CONSTRAINTS = frozenset(
     {"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
 )
@@ -89,6 +105,18 @@ def handle_disconnect(_: Request[Any, Any, Any], error: Exception) -> Response[b
     return Response(b"", status_code=499, media_type=JSON)
 
 
+def no_route(path: str) -> str:
+    """Return the message for a path that is not served, with the models that it would need."""
+    name = path.removeprefix("/v1").removeprefix("/v2").removeprefix("/api")
+    for beginning, models in OTHER_MODELS.items():
+        if name == beginning or name.startswith(f"{beginning}/"):
+            return (
+                f"{path[:64]} needs {models}; models of treadle make text from text, and no installed "
+                "plugin serves this route"
+            )
+    return "there is no such route; GET /v1/models and POST /v1/chat/completions are"
+
+
 def handle_http_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Litestar's exceptions: routes, methods, sizes, and what plugins' handlers raise."""
     if not isinstance(error, HTTPException):
@@ -97,9 +125,7 @@ def handle_http_error(request: Request[Any, Any, Any], error: Exception) -> Resp
     headers = {k.lower(): v for k, v in (error.headers or {}).items()}
     match status:
         case 404:
-            api_error = APIError(
-                404, "there is no such route; GET /v1/models and POST /v1/chat/completions are"
-            )
+            api_error = APIError(404, no_route(request.scope["path"]))
         case 405:
             allowed = headers.get("allow", "")
             api_error = APIError(405, f"this method is not allowed here; allowed: {allowed}")
