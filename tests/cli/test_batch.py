@@ -80,7 +80,7 @@ def test_every_line_has_an_answer_and_nothing_is_done_twice(treadle, checkpoint,
 
 
 def test_it_continues_after_ctrl_c_and_kill_9(treadle, checkpoint, tmp_path):
-    count = 60
+    count = 120
     lines = [json.dumps(request(str(i), max_tokens=40, ignore_eos=True)) for i in range(count)]
     Path("in.jsonl").write_text("\n".join(lines))
     arguments = ("batch", checkpoint, *SMALL, "--max-num-seqs", "2")
@@ -96,7 +96,7 @@ def test_it_continues_after_ctrl_c_and_kill_9(treadle, checkpoint, tmp_path):
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
         assert process.returncode in (130, -signal.SIGKILL) and b"Traceback" not in errors
-        assert (number == signal.SIGINT) == (b"completed, 0 failed, of 60" in errors)
+        assert (number == signal.SIGINT) == (b"completed, 0 failed, of 120" in errors)
         content = output.read_bytes()
         assert content.startswith(kept)
         kept = content[: content.rfind(b"\n") + 1]

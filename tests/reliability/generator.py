@@ -88,6 +88,12 @@ class Generator:
             for path, operations in sorted(document["paths"].items())
             if "requestBody" in operations.get("post", {})
         }
+        # A batch needs a file that was uploaded before.
+        self._sound_paths = [
+            path
+            for path, schema in self._bodies.items()
+            if set(self._resolve(schema).get("required", ())) <= BASE.keys()
+        ]
         self._random = random.Random(seed)
 
     @cached_property
@@ -124,7 +130,7 @@ class Generator:
 
     def sound(self) -> GeneratedRequest:
         """Return a request that the server must answer with 200."""
-        path = self._random.choice(list(self._bodies))
+        path = self._random.choice(self._sound_paths)
         properties = self._resolve(self._bodies[path])["properties"]
         body = base_of(properties)
         if path == "/tokenize":

@@ -56,6 +56,7 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.RootLogger]:
     monkeypatch.setattr(logging.Logger, "root", root)
     monkeypatch.setattr(logging.Logger, "manager", manager)
     factory = logging.getLogRecordFactory()
+    logging.captureWarnings(False)  # a server in this process may have switched it on
     with warnings.catch_warnings():
         yield root
     logging.captureWarnings(False)
@@ -265,7 +266,7 @@ def test_children_log_in_the_same_form(form: str, tmp_path: Path) -> None:
         assert warned[0].startswith("MINE kind WARNING")
 
 
-def test_a_program_without_our_log_has_children_that_log(tmp_path: Path) -> None:
+def test_a_program_without_our_log_has_children_that_log(root: logging.RootLogger) -> None:
     assert LogSetup.current().start == "treadle.processes.logs:start_logging"
     child, sock = spawn("logging:error")
     sock.close()

@@ -25,6 +25,42 @@ ROUTES = {
     # What is stored belongs to the key that stored it, and its bytes are bounded.
     *("POST /v1/responses", "GET /v1/responses/{id}", "DELETE /v1/responses/{id}"),
     *("POST /v1/responses/{id}/cancel", "GET /v1/responses/{id}/input_items", "GET /", "HEAD /"),
+    # So do files and batches, which are there if the administrator has named a folder.
+    *(
+        "DELETE /v1/files/{file_id}",
+        "GET /v1/batches",
+        "GET /v1/batches/{batch_id}",
+        "GET /v1/files",
+        "GET /v1/files/{file_id}",
+        "GET /v1/files/{file_id}/content",
+        "POST /v1/batches",
+        "POST /v1/batches/{batch_id}/cancel",
+        "POST /v1/files",
+    ),
+    # The page: files without data.
+    *(
+        "GET /ui",
+        "GET /ui/api.js",
+        "GET /ui/chat.js",
+        "GET /ui/dom.js",
+        "GET /ui/engine.js",
+        "GET /ui/icon.svg",
+        "GET /ui/main.js",
+        "GET /ui/markdown.js",
+        "GET /ui/message.js",
+        "GET /ui/metrics.js",
+        "GET /ui/settings.js",
+        "GET /ui/style.css",
+    ),
+    # Ollama's clients.
+    *(
+        "GET /api/ps",
+        "GET /api/tags",
+        "GET /api/version",
+        "POST /api/chat",
+        "POST /api/generate",
+        "POST /api/show",
+    ),
 }
 ELSEWHERE = (
     *(
