@@ -103,7 +103,7 @@ def test_it_continues_after_ctrl_c_and_kill_9(treadle, checkpoint, tmp_path):
         assert 0 < kept.count(b"\n") < count
     with output.open("ab") as file:
         file.write(b'{"id":"batch_req_17","custom_id":')
-    assert treadle(*arguments) == (0, "", "60 completed, 0 failed, of 60 requests\n")
+    assert treadle(*arguments) == (0, "", "120 completed, 0 failed, of 120 requests\n")
     assert output.read_bytes().startswith(kept)
     assert sorted(row["custom_id"] for row in rows(output)) == sorted(map(str, range(count)))
 
