@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,10 @@ def test_it_continues_after_ctrl_c_and_kill_9(treadle, checkpoint, tmp_path):
     output, kept = tmp_path / "out.jsonl", b""
     for number in (signal.SIGINT, signal.SIGKILL):
         process = subprocess.Popen(
-            [sys.executable, "-m", "treadle_cli", *arguments], stderr=subprocess.PIPE
+            [sys.executable, "-m", "treadle_cli", *arguments],
+            stderr=subprocess.PIPE,
+            # A shell starts what it runs in the background with SIGINT ignored.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         while not output.exists() or output.stat().st_size <= len(kept):
             assert process.poll() is None, process.stderr.read()
