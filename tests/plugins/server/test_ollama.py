@@ -320,8 +320,10 @@ async def test_the_client_of_ollama_understands_all_of_it() -> None:
         """
         return city
 
-    async with serving(ScriptedEngine(list(text)), **PARSERS) as server:
-        client = ollama.AsyncClient(host=server.url)
+    async with (
+        serving(ScriptedEngine(list(text)), **PARSERS) as server,
+        ollama.AsyncClient(host=server.url) as client,
+    ):
         fields: Any = {"model": "scripted", "messages": [USER], "tools": [get_weather]}
         answer = await client.chat(**fields, think=True, options={"num_ctx": 4096, "top_k": 3})
         assert answer.message.thinking == "I must look."
@@ -333,7 +335,11 @@ async def test_the_client_of_ollama_understands_all_of_it() -> None:
         generated = await client.generate("scripted", "hi", logprobs=True, keep_alive="5m")
         assert generated.response.strip().startswith("A moment.") and generated.logprobs
         assert [model.model for model in (await client.list()).models] == ["scripted"]
-        assert (await client.show("scripted")).capabilities == ["completion", "tools", "thinking"]
+        assert (await client.show("scripted")).capabilities == [
+            "completion",
+            "tools",
+            "thinking",
+        ]
         assert (await client.ps()).models[0].context_length == 1000
         with pytest.raises(ollama.ResponseError, match="does not exist here") as caught:
             await client.generate("other", "hi")
