@@ -93,7 +93,8 @@ def test_a_child_that_others_kill_again_is_not_the_clients_fault(
                 killed.add(pid)
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
-    assert isinstance(rendering.exception(), OutOfMemoryError) and len(killed) == 2
+    assert isinstance(rendering.exception(), OutOfMemoryError)
+    assert len(killed) in (2, 3)  # the first may have been killed before the rendering began
     assert error_of(rendering.exception()).status == 503
     assert process.render("x", {}) == "x"
 
