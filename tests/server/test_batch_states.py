@@ -340,6 +340,19 @@ async def test_what_is_damaged_on_the_disk_costs_itself_alone(client: Client) ->
         assert server.context.batches.files.num_bytes == sum(f["bytes"] for f in files)
 
 
+async def test_a_restart_keeps_the_order_of_what_was_made_in_one_second(client: Client) -> None:
+    async def lists(server: Server) -> list[list[str]]:
+        answers = [await server.client.get(path) for path in ("/v1/batches", "/v1/files")]
+        return [[item["id"] for item in answer.json()["data"]] for answer in answers]
+
+    async with client.server_with(ScriptedEngine()) as server:
+        for _ in range(8):
+            await client.ended(await client.create(1))
+        before = await lists(server)
+    async with client.server_with(ScriptedEngine()) as server:
+        assert await lists(server) == before
+
+
 async def test_files_expire_and_the_oldest_batches_make_room(client: Client) -> None:
     async with client.server_with(ScriptedEngine(), max_files=6) as server:
         ids = []

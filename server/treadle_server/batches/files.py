@@ -30,10 +30,11 @@ class StorageFullError(Exception):
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """A file, and the API key that it belongs to."""
+    """A file, and the API key that it belongs to. ``created_ns`` orders the files of one second."""
 
     owner: str
     file: FileObject
+    created_ns: int = msgspec.field(default_factory=time.time_ns)
 
 
 class FileStore:
@@ -196,7 +197,7 @@ class FileStore:
         for path in self._folder.uploads.iterdir():
             path.unlink()
         records = list(self._read_records(self._folder.files.glob("*.json")))
-        records.sort(key=lambda record: record.file.created_at)
+        records.sort(key=lambda record: record.created_ns)
         self._records = {record.file.id: record for record in records}
         for path in self._folder.files.iterdir():
             if path.stem not in self._records:

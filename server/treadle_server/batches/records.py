@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
 
     ``output_id`` and ``error_id`` are the ids that its files will have: a server that is stopped while it
     ends a batch gives them no others afterwards. ``ending`` is the status that follows ``finalizing``.
+    ``created_ns`` orders the batches of one second.
     """
 
     owner: str
@@ -33,6 +35,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     error_id: str
     output_lifetime: int | None = None
     ending: Status = "completed"
+    created_ns: int = msgspec.field(default_factory=time.time_ns)
 
     @property
     def is_ended(self) -> bool:
@@ -46,7 +49,7 @@ class BatchRecords:
         self._folder, self._max_records = folder, max_records
         self._records: dict[str, BatchRecord] = {}
         self._unsaved: dict[str, BatchRecord] = {}
-        for record in sorted(self._read(), key=lambda record: record.batch.created_at):
+        for record in sorted(self._read(), key=lambda record: record.created_ns):
             self._records[record.batch.id] = record
 
     def unfinished(self) -> list[BatchRecord]:
