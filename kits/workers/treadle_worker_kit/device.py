@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 
 from treadle.errors import ConfigError
@@ -23,8 +21,6 @@ def pick_device(name: str, rank: int = 0) -> torch.device:
     """Return a rank's device; ``auto`` is CUDA or CPU. Raises ``ConfigError`` if it is missing."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):
-        raise ConfigError(f"device is {name!r}; allowed are auto, cpu, cuda and cuda:N")
     device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
