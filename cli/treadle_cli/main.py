@@ -14,7 +14,12 @@ import typer
 
 import treadle
 from treadle.config import debug_enabled
-from treadle.errors import ConfigError, RequestError, TreadleError
+from treadle.errors import (
+    ConfigError,
+    PluginNotFoundError,
+    RequestError,
+    TreadleError,
+)
 from treadle_cli.lazy import Commands
 from treadle_cli.rewrite import rewrite_flags
 
@@ -48,6 +53,9 @@ def root(
     """An LLM inference engine assembled from plugins."""
 
 
+WRONG_VALUES = (ConfigError, RequestError, PluginNotFoundError)
+
+
 def main(arguments: Sequence[str] | None = None, plugins: PluginManager | None = None) -> NoReturn:
     """Run the command line and exit. ``plugins`` has the subcommands, by default all installed ones.
 
@@ -64,7 +72,7 @@ def main(arguments: Sequence[str] | None = None, plugins: PluginManager | None =
         if debug_enabled():
             raise
         print(f"treadle: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, (ConfigError, RequestError)) else 1)
+        sys.exit(2 if isinstance(error, WRONG_VALUES) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

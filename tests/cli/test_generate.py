@@ -105,7 +105,7 @@ def test_the_checkpoint_recommends_and_flags_decide(treadle, checkpoint, tmp_pat
         (("--pin-plugin", "awq"), 2, "--pin-plugin is 'awq'; write kind:key=distribution"),
         (
             ("--distributed-executor-backend", "nobody"),
-            1,
+            2,
             "--distributed-executor-backend is 'nobody': no plugin provides executors:nobody "
             "(known: mp, ray, uni",
         ),
