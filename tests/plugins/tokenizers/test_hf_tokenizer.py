@@ -250,6 +250,17 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
+@pytest.mark.parametrize("part", ['"model": {', '"vocab": {', '"added_tokens": [{'])
+def test_a_key_that_comes_twice_is_an_error(tmp_path: Path, part: str) -> None:
+    vocabularies.save(vocabularies.byte_level(), tmp_path)
+    path = tmp_path / "tokenizer.json"
+    text = json.dumps(json.loads(path.read_text()))
+    first = text.split(part, 1)[1].split(",", 1)[0]
+    path.write_text(text.replace(part, f"{part}{first}, ", 1))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: .* twice; keep one of them"):
+        loaded(tmp_path)
+
+
 def test_an_old_format_is_converted(tmp_path: Path) -> None:
     tok = vocabularies.byte_level()
     state = json.loads(tok.to_str())

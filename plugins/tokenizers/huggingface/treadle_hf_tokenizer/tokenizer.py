@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from treadle.api.checkpoints import read_text
+from treadle.api.checkpoints import parse_json, read_text
 from treadle.errors import CheckpointError, RequestError
 from treadle_hf_tokenizer.conversion import convert_tokenizer
 from treadle_hf_tokenizer.detokenizer import ByteDetokenizer, PieceDetokenizer
@@ -51,7 +51,11 @@ class AutoTokenizer:
         name = "tokenizer.json"
         text = read_text(files.root, name)
         try:
-            backend = Backend.from_str(convert_tokenizer(files.root) if text is None else text)
+            if text is None:
+                text = convert_tokenizer(files.root)
+            else:
+                parse_json(text.encode())  # ``tokenizers`` lets a key come twice
+            backend = Backend.from_str(text)
             return cls(backend, TokenizerSettings.read(files.root))
         except CheckpointError:
             raise
