@@ -27,6 +27,7 @@ from treadle.plugins import PluginManager
 from treadle.plugins.guard import strict_error
 from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.sequence import SequenceState
+from treadle.scheduler.step_pace import StepPace
 from treadle.structured_output import StructuredOutputManager, StructuredOutputState
 from treadle.text.request_checks import check_request
 
@@ -36,7 +37,8 @@ log = logging.getLogger(__name__)
 
 # How long a step may wait for a grammar if no sequence can run.
 IDLE_SECONDS = 0.02
-CPU_STEP_MS, CUDA_STEP_MS = 250.0, 40.0
+# By device: the default of max_step_ms, and the prompt tokens that it is believed to suffice for.
+STEP_BOUNDS = {"cpu": (250.0, 16), "cuda": (40.0, 2048)}
 
 
 class EngineCore:
@@ -92,12 +94,11 @@ class EngineCore:
         except BaseException:
             self._abort()
             raise
+        default_ms, chunk = STEP_BOUNDS["cuda" if self.info.device.startswith("cuda") else "cpu"]
         step_ms = config.scheduler.max_step_ms
-        if step_ms is None:
-            step_ms = CUDA_STEP_MS if self.info.device.startswith("cuda") else CPU_STEP_MS
-        self.scheduler = Scheduler(
-            config.scheduler, self._cache, policy, self.info.eos_token_ids, step_ms / 1e3
-        )
+        pace = StepPace((default_ms if step_ms is None else step_ms) / 1e3, chunk)
+        eos_ids = self.info.eos_token_ids
+        self.scheduler = Scheduler(config.scheduler, self._cache, policy, eos_ids, pace)
 
     def _abort(self) -> None:
         """Stop the executor. Only log its errors, since the plugins must be released afterwards."""

@@ -42,7 +42,7 @@ class Scheduler:
         cache: KVCacheManager,
         policy: SchedulingPolicy,
         eos_ids: Iterable[int],
-        max_step_seconds: float = 0.0,
+        pace: StepPace | None = None,
     ) -> None:
         self.config = config
         self.cache = cache
@@ -52,7 +52,7 @@ class Scheduler:
         self.running: list[SequenceState] = []
         self.sequences: dict[str, SequenceState] = {}
         self.counters = SchedulerCounters()
-        self.pace = StepPace(max_step_seconds)
+        self.pace = pace or StepPace(0.0)
         self.pending_outputs: list[TokenOutput] = []
         """Outputs of ``schedule`` itself (errors). Its caller delivers and clears them."""
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))

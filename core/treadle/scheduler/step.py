@@ -35,8 +35,8 @@ class InFlightStep:
         self.seconds_left = 0.0
         self.is_shared = False
         self.work: list[float] = []
-        """Of a bounded step: 1, rows, prompt tokens, cached tokens that its rows read, and the sum of
-        cached tokens over the prompt tokens. Decodes and chunks count their cached tokens once."""
+        """Of a bounded step: 1, rows, prompt tokens, cached tokens that its rows read, the sum of cached
+        tokens over the prompt tokens, and 1 if it has any. Cached tokens of a row count once."""
         self._defer_sampling = False
         self._slots: list[int] = []
         self._tokens: list[int] = []

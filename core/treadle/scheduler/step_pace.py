@@ -31,18 +31,22 @@ MAX_CHANGE = math.log(2)
 class StepPace:
     """Bounds the predicted time of steps and learns from the measured one.
 
-    The time of a step is taken as a sum of five terms (``InFlightStep.work``), each with a weight. After
-    a step, the weights change by as much as they have part in the prediction and are uncertain; they
+    The time of a step is taken as a sum of six terms (``InFlightStep.work``), each with a weight. The
+    last is for prompts of any length, since only a step without them replays a CUDA graph. After a
+    step, the weights change by as much as they have part in the prediction and are uncertain; they
     stay positive, and no unit has to be known. A step doubles or halves a weight at most: one that
-    compiled a kernel does not count as a measure of the next. The first weights are too large for
-    any machine on purpose: chunks begin with about 16 tokens and grow as steps turn out to be short.
+    compiled a kernel does not count as a measure of the next.
     """
 
-    def __init__(self, max_seconds: float) -> None:
-        """``max_seconds`` of 0 sets no bound; then nothing is measured either."""
+    def __init__(self, max_seconds: float, first_chunk: int = MIN_CHUNK) -> None:
+        """``max_seconds`` of 0 sets no bound; then nothing is measured either.
+
+        ``first_chunk`` tokens of a prompt are believed to fit into it before anything was measured.
+        """
         self.max_seconds = max_seconds
-        self.weights = [max_seconds / units for units in (16, 64, 16, 2**16, 2**20)]
-        self._covariance = [[FIRST_VARIANCE * (i == j) for j in range(5)] for i in range(5)]
+        units = (16, *(n * first_chunk for n in (4, 1, 2**12, 2**16)), 64)
+        self.weights = [max_seconds / n for n in units]
+        self._covariance = [[FIRST_VARIANCE * (i == j) for j in range(6)] for i in range(6)]
         self._end_time = 0.0
 
     def seconds(self, work: list[float]) -> float:
@@ -58,7 +62,7 @@ class StepPace:
         if self.max_seconds:
             step.start_time = time.perf_counter()
             step.is_shared = is_shared
-            step.work = [1.0, len(step), 0.0, sum(step.num_computed_tokens), 0.0]
+            step.work = [1.0, len(step), 0.0, sum(step.num_computed_tokens), 0.0, 0.0]
             bound = self.max_seconds * (1 if len(step) else ALONE_FACTOR)
             step.seconds_left = max(bound - self.seconds(step.work), bound / 2)
             if len(step) and step.id % PROBE_PERIOD == 0:
@@ -68,10 +72,9 @@ class StepPace:
         """Return how many tokens of a prompt, from position ``start`` on, ``step`` has time for."""
         if not self.max_seconds:
             return sys.maxsize
-        _, row, token, read, attend = self.weights
-        seconds = (
-            step.seconds_left * (SHARE_OF_FIRST if step.is_shared else 1.0) - row - read * start
-        )
+        _, row, token, read, attend, prefill = self.weights
+        seconds = step.seconds_left * (SHARE_OF_FIRST if step.is_shared else 1.0)
+        seconds -= row + read * start + prefill * (not step.work[-1])
         if seconds > 0:
             # The positive solution of attend/2 n² + linear n = seconds.
             linear = token + read + attend * start
@@ -83,7 +86,8 @@ class StepPace:
     def add_chunk(self, step: InFlightStep, start: int, count: int) -> None:
         """Take the time of a chunk from ``step``."""
         if self.max_seconds:
-            chunk = [0.0, 1.0, count, start + count, count * (start + count / 2)]
+            attended, first = count * (start + count / 2), 1.0 - step.work[-1]
+            chunk = [0.0, 1.0, count, start + count, attended, first]
             step.work = [a + b for a, b in zip(step.work, chunk, strict=True)]
             step.seconds_left -= self.seconds(chunk)
 

@@ -24,15 +24,17 @@ from treadle.scheduler import step_pace
 from treadle.scheduler.policies import FirstCome
 from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.sequence import SequenceState
-from treadle.scheduler.step_pace import ALONE_FACTOR, MIN_CHUNK
+from treadle.scheduler.step_pace import ALONE_FACTOR, MIN_CHUNK, StepPace
 
 PAGE, MAX_LEN = 16, 16384
-Cost = tuple[float, float, float, float, float]
-# Seconds of a step, a row, a prompt token, a cached token read, and a prompt token times a cached one.
+Cost = tuple[float, float, float, float, float, float]
+# Seconds of a step, a row, a prompt token, a cached token read, a prompt token times a cached one, and of
+# any prompts at all.
 MACHINES: dict[str, tuple[float, Cost]] = {
-    "small model on a CPU": (0.25, (5e-3, 2e-3, 5e-3, 1e-6, 4e-7)),
-    "8B on a GPU": (0.04, (5e-3, 2e-5, 3.3e-5, 1e-8, 1e-9)),
-    "70B on GPUs": (0.04, (15e-3, 2e-5, 2e-4, 1e-8, 4e-9)),
+    "small model on a CPU": (0.25, (5e-3, 2e-3, 5e-3, 1e-6, 4e-7, 0.0)),
+    "8B on a GPU": (0.04, (5e-3, 2e-5, 3.3e-5, 1e-8, 1e-9, 0.0)),
+    "8B with graphs of generation": (0.04, (4e-3, 1e-5, 2.1e-5, 1e-9, 2e-11, 12e-3)),
+    "70B on GPUs": (0.04, (15e-3, 2e-5, 2e-4, 1e-8, 4e-9, 0.0)),
 }
 
 
@@ -42,8 +44,9 @@ class Machine:
     now = 0.0
 
     def __init__(
-        self, patch: pytest.MonkeyPatch, bound: float, cost: Cost, depth: int = 0, **limits: Any
-    ) -> None:
+        self, patch: pytest.MonkeyPatch, bound: float, cost: Cost, depth: int = 0,
+        first_chunk: int = MIN_CHUNK, **limits: Any,
+    ) -> None:  # fmt: skip
         patch.setattr(step_pace, "time", SimpleNamespace(perf_counter=lambda: self.now))
         groups = [KVCacheGroup("full", None, 20_000, 1, 1)]
         self.info = EngineInfo(
@@ -52,7 +55,7 @@ class Machine:
         )  # fmt: skip
         cache = KVCacheManager(groups, PAGE, prefix_caching=False)
         config = SchedulerConfig(**limits)
-        self.scheduler = Scheduler(config, cache, FirstCome(), [], bound)
+        self.scheduler = Scheduler(config, cache, FirstCome(), [], StepPace(bound, first_chunk))
         self.bound, self.cost = bound, cost
         self.device: list[tuple[float, ModelRunnerOutput]] = []
         self.steps: list[SchedulerOutput] = []
@@ -65,7 +68,7 @@ class Machine:
 
     def seconds(self, step: SchedulerOutput, num_rows: int | None = None) -> float:
         """The time of a step, or of its first rows."""
-        units = [1.0, 0, 0, 0, 0]
+        units = [1.0, 0, 0, 0, 0, 0]
         rows = list(zip(step.num_computed_tokens, step.num_scheduled_tokens, strict=True))
         for row, (start, count) in enumerate(rows[:num_rows]):
             is_prompt = row >= step.num_decodes
@@ -73,6 +76,7 @@ class Machine:
             units[2] += count * is_prompt
             units[3] += start + count * is_prompt
             units[4] += count * (start + count / 2) * is_prompt
+            units[5] = max(units[5], is_prompt)
         return math.sumprod(self.cost, units) if hasattr(math, "sumprod") else sum(
             a * b for a, b in zip(self.cost, units, strict=True)
         )  # fmt: skip
@@ -100,14 +104,14 @@ class Machine:
         pace, step = self.scheduler.pace, self.scheduler._in_flight[-1]
         if not self.bound:
             return
-        work = [1.0, output.num_decodes, 0.0, sum(output.num_computed_tokens[: output.num_decodes]), 0.0]  # fmt: skip
+        work = [1.0, output.num_decodes, 0.0, sum(output.num_computed_tokens[: output.num_decodes]), 0.0, 0.0]  # fmt: skip
         generation = pace.seconds(work)
         bound = self.bound * (1 if output.num_decodes else ALONE_FACTOR)
         chunks = list(
             zip(output.num_computed_tokens, output.num_scheduled_tokens, strict=True)
         )[output.num_decodes :]  # fmt: skip
         start, count = chunks[-1] if chunks else (0, 0)
-        slack = pace.seconds([0, 1, count, start + count, count * (start + count / 2)]) * (
+        slack = pace.seconds([0, 1, count, start + count, count * (start + count / 2), 1]) * (
             count <= MIN_CHUNK
         )
         predicted = pace.seconds(step.work)
@@ -180,7 +184,7 @@ def test_a_short_prompt_overtakes_a_long_one(monkeypatch: pytest.MonkeyPatch) ->
 def test_generation_beyond_the_bound_leaves_time_for_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    machine = Machine(monkeypatch, 0.1, (0.2, 1e-3, 2e-4, 1e-7, 1e-9))
+    machine = Machine(monkeypatch, 0.1, (0.2, 1e-3, 2e-4, 1e-7, 1e-9, 0.0))
     streams(machine)
     machine.add("long", 12_000, 2)
     machine.run()
@@ -203,6 +207,28 @@ def test_a_step_that_stalls_once_does_not_cut_those_after_it(
     assert sizes[-1] >= 0.7 * sizes[40]
 
 
+def test_what_prompts_cost_beside_their_tokens_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of generation replays a graph, and teaches nothing of the cost of a prompt."""
+    bound, cost = MACHINES["8B with graphs of generation"]
+    machine = Machine(monkeypatch, bound, cost, 1, 2048)
+    streams(machine)
+    for i in range(40):
+        machine.add(f"short{i}", 64, 2)
+        for _ in range(40):
+            machine.step()
+    weights = machine.scheduler.pace.weights
+    assert cost[0] / 1.5 < weights[0] < cost[0] * 1.5
+    assert cost[5] / 1.5 < weights[5] < cost[5] * 1.5
+
+
+def test_a_fast_device_begins_with_large_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, *MACHINES["8B with graphs of generation"], 1, 2048)
+    for i in range(4):
+        machine.add(f"first{i}", 1024, 32)
+    machine.step()
+    assert machine.steps[0].num_scheduled_tokens == [1024] * 4
+
+
 def test_chunks_end_at_multiples(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, *MACHINES["8B on a GPU"])
     machine.add("long", 8100, 1)
@@ -214,7 +240,7 @@ def test_chunks_end_at_multiples(monkeypatch: pytest.MonkeyPatch) -> None:
 weights = st.tuples(
     *(
         st.floats(low, high).map(lambda exponent: 10.0**exponent)
-        for low, high in ((-4, 0), (-6, -2), (-6, -1), (-9, -5), (-11, -6))
+        for low, high in ((-4, 0), (-6, -2), (-6, -1), (-9, -5), (-11, -6), (-4, -1))
     )
 )
 arrivals = st.lists(

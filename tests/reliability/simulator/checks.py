@@ -58,9 +58,9 @@ def check_step_time(world: World, scheduler: Scheduler) -> None:
     if not pace.max_seconds or not step.num_decodes or not step.has_chunk:
         return
     decodes = step.num_computed_tokens[: step.num_decodes]
-    generation = pace.seconds([1.0, len(decodes), 0.0, sum(decodes), 0.0])
+    generation = pace.seconds([1.0, len(decodes), 0.0, sum(decodes), 0.0, 0.0])
     start, count = step.num_computed_tokens[-1], step.num_scheduled_tokens[-1]
-    chunk = [0.0, 1.0, count, start + count, count * (start + count / 2)]
+    chunk = [0.0, 1.0, count, start + count, count * (start + count / 2), 1.0]
     minimum = pace.seconds(chunk) if count <= MIN_CHUNK else 0.0
     bound = max(pace.max_seconds, generation + pace.max_seconds / 2)
     if pace.seconds(step.work) - minimum > 1.000001 * bound:
