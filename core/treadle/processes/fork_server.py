@@ -60,14 +60,15 @@ def serve_forks(fd: int, prepare: Callable[[bytes], Any], handle: Callable[[byte
     sockets: dict[int, socket.socket] = {}
 
     def reap(*_: object) -> None:
-        while sockets:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            with sockets.pop(pid, None) or contextlib.nullcontext() as sock:
-                if status and sock is not None:
-                    with contextlib.suppress(OSError):  # nobody waits for it any more
-                        send_frame(sock, EXIT + b"%d" % os.waitstatus_to_exitcode(status))
+        with contextlib.suppress(ChildProcessError):  # of a signal during this one: all are reaped
+            while sockets:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                with sockets.pop(pid, None) or contextlib.nullcontext() as sock:
+                    if status and sock is not None:
+                        with contextlib.suppress(OSError):  # nobody waits for it any more
+                            send_frame(sock, EXIT + b"%d" % os.waitstatus_to_exitcode(status))
 
     with socket.socket(fileno=fd) as server, contextlib.suppress(ConnectionError):
         prepare(receive_frame(server))

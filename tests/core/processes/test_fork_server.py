@@ -46,6 +46,15 @@ def answer(data):
 
 def main(fd):
     serve_forks(fd, loaded.append, answer)
+
+def interrupted(fd):
+    wait = os.waitpid
+    def wait_after_a_signal(*arguments):
+        os.waitpid = wait
+        signal.raise_signal(signal.SIGCHLD)
+        return wait(*arguments)
+    os.waitpid = wait_after_a_signal
+    main(fd)
 """
 
 
@@ -77,6 +86,16 @@ def test_who_goes_too_far_costs_itself(server: ForkServer, question: str, status
         server.request(question.encode(), 60)
     assert error.value.status == status and not error.value.was_killed
     assert server.request(b"a", 60) == b"hello|a" and server.pid == first
+
+
+def test_forks_may_end_while_another_is_being_reaped(server: ForkServer) -> None:
+    interrupted = ForkServer("forking_child:interrupted", b"hello")
+    interrupted.start()
+    first = interrupted.pid
+    with pytest.raises(ProcessExit):
+        interrupted.request(b"crash", 60)
+    assert interrupted.request(b"a", 60) == b"hello|a" and interrupted.pid == first
+    interrupted.close()
 
 
 def calls(path: Path, count: int) -> list[tuple[int, int]]:
