@@ -69,7 +69,7 @@ def test_list_as_json_with_flags(treadle, file):
 
 def test_list_of_an_unknown_kind(treadle):
     result = treadle("plugin", "list", "policy")
-    assert result.code == 1
+    assert result.code == 2
     assert result.err.startswith(
         "treadle: there is no plugin kind 'policy'; known kinds: model_sources, "
     )
@@ -117,7 +117,7 @@ def test_show_a_distribution(treadle):
     [
         (
             "scheduling_policies:nope",
-            1,
+            2,
             "treadle: no plugin provides scheduling_policies:nope (known: ",
         ),
         ("nobody", 2, "treadle: no plugins come from 'nobody'; write kind:key or one of: "),
@@ -164,7 +164,7 @@ def treadle_tests(treadle, tmp_path):
 
 
 def test_test_of_something_missing(treadle):
-    assert treadle("plugin", "test", "scheduling_policies:nope").code == 1
+    assert treadle("plugin", "test", "scheduling_policies:nope").code == 2
     result = treadle("plugin", "test", "scheduling_policies")
     assert (result.code, result.err[:59]) == (
         2,

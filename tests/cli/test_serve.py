@@ -105,7 +105,7 @@ def test_without_treadle_server(treadle, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = treadle("serve")
     assert (result.code, result.err) == (
-        1,
+        2,
         "treadle: treadle serve needs the server; from a clone: pip install './server'\n",
     )
 
