@@ -99,7 +99,7 @@ def scan() -> Iterator[Entry]:
         points = [p for p in dist.entry_points if parse_group(p.group)]
         if not points:
             continue
-        name, version = dist.metadata["Name"], dist.version
+        name, version = (about := dist.metadata)["Name"], about["Version"]  # parsed by each access
         if normal(name) in seen or metadata.version(name) != version:
             continue  # an earlier folder on sys.path holds another version: that one is imported
         seen.add(normal(name))
