@@ -28,7 +28,8 @@ class Server:
         self.lifecycle, self.context, self.signals, self.port = lifecycle, context, signals, port
         self.task = asyncio.create_task(lifecycle.run())
         self.url = f"http://127.0.0.1:{port}"
-        self.client = httpx.AsyncClient(base_url=self.url, timeout=10)
+        # Reading the certificates of the machine would take longer than most tests.
+        self.client = httpx.AsyncClient(base_url=self.url, timeout=10, verify=False)
 
     async def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         content = body if isinstance(body, bytes) else msgspec.json.encode(body)
