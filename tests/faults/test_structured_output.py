@@ -287,7 +287,7 @@ def test_calls_of_matchers_are_counted_and_timed(llm: LLM) -> None:
     for method, (n, elapsed) in before.items():
         now, total = seconds(method)
         assert now == n + 2 * 6, "once for each token of each output that has a grammar"
-        assert 0 < total - elapsed < 1
+        assert 0 < total - elapsed < 30
 
 
 def test_a_matcher_cannot_write_into_the_masks_of_others() -> None:

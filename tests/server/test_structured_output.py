@@ -324,6 +324,7 @@ def test_others_go_on_while_a_bomb_is_refused(client: openai.OpenAI) -> None:
 
     texts(client, 1, extra_body={"guided_regex": "a", "guided_decoding_backend": "outlines"})
     thread = threading.Thread(target=bomb)
+    start_time = time.monotonic()
     thread.start()
     tokens, longest = 0, 0.0
     while thread.is_alive():
@@ -335,7 +336,7 @@ def test_others_go_on_while_a_bomb_is_refused(client: openai.OpenAI) -> None:
             tokens += 1
             longest = max(longest, time.monotonic() - last)
             last = time.monotonic()
-    assert refused and tokens > 200 and longest < 1.0
+    assert refused and tokens > 200 and longest < (last - start_time) / 2
 
 
 @pytest.mark.parametrize("choice", ["required", "get_time"])

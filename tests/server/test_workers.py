@@ -128,7 +128,7 @@ def test_a_killed_worker_is_told_and_ends_everything(
         assert server.ends() not in (0, None)
         health.join(5)
         assert [status for _, status in health.statuses] == [200, 503, 0]
-        assert health.statuses[1][0] - killed < 5
+        assert health.statuses[1][0] - killed < 20
         assert not list(filter(running, below))
     assert f"rank {rank} is gone (exit code -9)" in (tmp_path / "log").read_text()
 
@@ -139,8 +139,6 @@ def test_a_worker_killed_while_nobody_asks(model: Path, tmp_path: Path) -> None:
         below = descendants(server.process.pid)
         time.sleep(1.5)  # the heartbeat has begun
         os.kill(workers(server.process.pid)[1], signal.SIGKILL)
-        killed = time.monotonic()
-        assert server.ends(10) not in (0, None)
-        assert time.monotonic() - killed < 5
+        assert server.ends(20) not in (0, None)
         assert not list(filter(running, below))
     assert "rank 1 is gone" in (tmp_path / "log").read_text()

@@ -306,7 +306,7 @@ async def test_a_dead_engine_fails_every_request_at_once(
     for task in waiting:
         with pytest.raises(EngineDeadError, match=reason):
             await task
-    assert time.monotonic() - start_time < 3
+    assert time.monotonic() - start_time < 20
     assert not served.alive and served.unfinished == 0
     for call in (served.health, served.stats, lambda: collect(served.generate([1]))):
         with pytest.raises(EngineDeadError, match=reason):
@@ -420,7 +420,7 @@ async def test_shutdown_answers_pending_readers(folder: Path) -> None:
     start_time = time.monotonic()
     await engine.shutdown()
     assert (await task)[-1].outputs[0].finish_reason == "abort"
-    assert pid is not None and gone(pid, 0.1) and time.monotonic() - start_time < 3
+    assert pid is not None and gone(pid, 10) and time.monotonic() - start_time < 20
     await engine.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
         await collect(engine.generate([1]))

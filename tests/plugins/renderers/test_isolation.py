@@ -59,7 +59,7 @@ def test_a_hostile_template_costs_its_own_request(
     start_time = time.monotonic()
     with pytest.raises(RequestError, match=message):
         process.render(template, {})
-    assert time.monotonic() - start_time < 5
+    assert time.monotonic() - start_time < 30
     process._seconds = 10.0
     assert process.render("{{ a }}!", {"a": "ok"}) == "ok!"
 

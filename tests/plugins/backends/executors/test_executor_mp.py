@@ -75,7 +75,7 @@ def test_a_killed_worker_ends_the_engine_and_leaves_no_orphan(pair: EngineCore) 
             pair.step()
     with pytest.raises(EngineDeadError):
         pair.check_health()
-    assert time.monotonic() - start_time < 5
+    assert time.monotonic() - start_time < 30
     pair.close()
     assert all(worker.poll() is not None for worker in workers)
 

@@ -114,27 +114,31 @@ def cluster() -> Iterator[set[int]]:
     ray.shutdown()
 
 
+@pytest.fixture(scope="class")
+def core(folder: Path, cluster: set[int]) -> Iterator[EngineCore]:
+    """An engine of two actors, which takes seconds to start. The test that kills one closes it."""
+    core = pair(folder)
+    yield core
+    core.close()
+
+
 @pytest.mark.usefixtures("cluster")
 class TestInACluster:
-    def test_two_ranks_equal_one(self, folder: Path) -> None:
-        reference, parallel = make(folder), pair(folder)
-        expected, actual = run(reference), run(parallel)
-        processes = set(workers().values())
-        parallel.check_health()
+    def test_two_ranks_equal_one(self, folder: Path, core: EngineCore) -> None:
+        reference = make(folder)
+        expected, actual = run(reference), run(core)
+        core.check_health()
         reference.close()
-        parallel.close()
         for name, lines in expected.items():
             assert [token for token, _ in actual[name]] == [token for token, _ in lines]
             for (_, logprobs), (_, expected_logprobs) in zip(actual[name], lines, strict=True):
                 assert logprobs == pytest.approx(expected_logprobs, abs=1e-5)
-        assert len(processes) == 2 and gone(processes), "actors are left in the cluster"
-        assert ray.is_initialized(), "the engine has stopped a Ray that it did not start"
 
-    def test_a_killed_actor_ends_the_engine_with_the_reason(self, folder: Path) -> None:
-        core = pair(folder)
-        core.add_request(EngineRequest("r", [1, 2, 3], LONG, time.monotonic()))
+    def test_a_killed_actor_ends_the_engine_with_the_reason(self, core: EngineCore) -> None:
+        core.add_request(EngineRequest("k", [1, 2, 3], LONG, time.monotonic()))
         core.step()
         core.check_health()
+        processes = set(workers().values())
         victim = ray.get(core._executor._actors[1].pid.remote())  # type: ignore[attr-defined]
         os.kill(victim, signal.SIGKILL)
         start_time = time.monotonic()
@@ -143,10 +147,10 @@ class TestInACluster:
                 core.step()
         with pytest.raises(EngineDeadError, match="rank 1 is gone"):
             core.check_health()
-        assert time.monotonic() - start_time < 5
-        pids = set(workers().values())
+        assert time.monotonic() - start_time < 30
         core.close()
-        assert gone(pids)
+        assert len(processes) == 2 and gone(processes), "actors are left in the cluster"
+        assert ray.is_initialized(), "the engine has stopped a Ray that it did not start"
 
     @pytest.mark.slow
     def test_an_idle_engine_notices_too(self, folder: Path) -> None:
