@@ -20,7 +20,7 @@ class Process:
 
     def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
         self.process, self.url, self.log = process, url, log
-        self.client = httpx.Client(base_url=url, timeout=20)
+        self.client = httpx.Client(base_url=url, timeout=60)
 
     @property
     def children(self) -> list[int]:
@@ -35,7 +35,7 @@ class Process:
             raise AssertionError(f"no {name} in\n{page}")
         return float(match[1])
 
-    def settles(self, wait: float = 5.0) -> bool:
+    def settles(self, wait: float = 30.0) -> bool:
         """Whether the engine becomes idle, with every page free."""
         deadline = time.monotonic() + wait
         names = (
@@ -52,7 +52,7 @@ class Process:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def ends(self, wait: float = 15.0) -> int:
+    def ends(self, wait: float = 60.0) -> int:
         return self.process.wait(wait)
 
 
@@ -88,7 +88,7 @@ def cmdline(pid: int) -> str:
         return ""
 
 
-def address(process: subprocess.Popen[str], log: Path, wait: float = 60.0) -> str:
+def address(process: subprocess.Popen[str], log: Path, wait: float = 120.0) -> str:
     """The URL that the server prints once it listens."""
     deadline = time.monotonic() + wait
     while time.monotonic() < deadline:

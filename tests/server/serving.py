@@ -29,7 +29,7 @@ class Server:
         self.task = asyncio.create_task(lifecycle.run())
         self.url = f"http://127.0.0.1:{port}"
         # Reading the certificates of the machine would take longer than most tests.
-        self.client = httpx.AsyncClient(base_url=self.url, timeout=10, verify=False)
+        self.client = httpx.AsyncClient(base_url=self.url, timeout=30, verify=False)
 
     async def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         content = body if isinstance(body, bytes) else msgspec.json.encode(body)
