@@ -184,7 +184,8 @@ def identity(request: GeneratedRequest, answer: httpx.Response | httpx.HTTPError
 def tree(pid: int) -> list[int]:
     """Return a process and all its descendants."""
     try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [c for thread in threads for c in (thread / "children").read_text().split()]
     except OSError:
         return []
     return [pid, *chain.from_iterable(tree(int(child)) for child in children)]
