@@ -31,8 +31,8 @@ __all__ = (
     "debug_enabled",
     "environment",
     "from_options",
+    "listed",
     "report_foreign_variables",
-    "server_environment",
     "set_library_environment",
 )
 
@@ -308,27 +308,17 @@ def environment() -> dict[str, Any]:
     ids. ``TREADLE_PLUGIN_AUTOLOAD=0`` ignores third-party plugins. ``TREADLE_PLUGIN_STRICT=1`` makes a plugin
     failure fatal.
     """
-
-    def names(variable: str) -> list[str]:
-        return [n.strip() for n in os.environ.get(variable, "").split(",") if n.strip()]
-
     return {
-        "disable": names("TREADLE_DISABLED_PLUGINS"),
-        "allow": names("TREADLE_PLUGINS"),
+        "disable": listed("TREADLE_DISABLED_PLUGINS"),
+        "allow": listed("TREADLE_PLUGINS"),
         "autoload": os.environ.get("TREADLE_PLUGIN_AUTOLOAD", "1") != "0",
         "strict": os.environ.get("TREADLE_PLUGIN_STRICT", "0") == "1",
     }
 
 
-def server_environment() -> dict[str, Any]:
-    """Return the server options of the environment: comma-separated API keys."""
-    options: dict[str, Any] = {}
-    variables = {"api_key": "TREADLE_API_KEY", "admin_api_key": "TREADLE_ADMIN_API_KEY"}
-    for option, variable in variables.items():
-        text = os.environ.get(variable, "")
-        if keys := [k.strip() for k in text.split(",") if k.strip()]:
-            options[option] = keys
-    return options
+def listed(variable: str) -> list[str]:
+    """Return the comma-separated names in a variable of the environment."""
+    return [name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()]
 
 
 LIBRARY_ENVIRONMENT = {

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from treadle.config import server_environment
+from treadle.config import listed
 from treadle.errors import ConfigError
 
 __all__ = ("LOOPBACK", "ServerConfig", "server_from_options")
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-KEYS = ("api_key", "admin_api_key")
+KEYS = {"api_key": "TREADLE_API_KEY", "admin_api_key": "TREADLE_ADMIN_API_KEY"}
 METRIC_NAMES: tuple[Literal["treadle", "vllm", "gen_ai"], ...] = ("treadle", "vllm", "gen_ai")
 Seconds = Annotated[float, Meta(gt=0)]
 
@@ -230,11 +230,12 @@ def server_from_options(
 ) -> ServerConfig:
     """Build a config from flat options; ``None`` keeps the default of an option.
 
-    Options that are not given come from the environment (``treadle.config.server_environment``).
+    Keys that are not given come from the environment (``KEYS``), comma-separated.
     Raises ``ConfigError`` for an unknown option or a value outside its limits.
     """
     explicit = {k: v for k, v in {**(options or {}), **overrides}.items() if v is not None}
-    values = {**server_environment(), **explicit}
+    keys = {option: names for option, variable in KEYS.items() if (names := listed(variable))}
+    values = {**keys, **explicit}
     for name in values:
         if name not in ServerConfig.__struct_fields__:
             option_names = ", ".join(sorted(ServerConfig.__struct_fields__))

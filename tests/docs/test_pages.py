@@ -110,7 +110,9 @@ def test_imports_of_the_examples_stay_in_the_public_modules() -> None:
 
 
 def test_every_variable_of_the_environment_is_documented() -> None:
-    read = set(re.findall(r'"(TREADLE_[A-Z_]+)"', (ROOT / "core/treadle/config.py").read_text()))
+    sources = (ROOT / "core/treadle/config.py", ROOT / "server/treadle_server/config.py")
+    code = "".join(source.read_text() for source in sources)
+    read = set(re.findall(r'"(TREADLE_[A-Z_]+)"', code))
     listed = set(
         re.findall(r"^\| `(TREADLE_[A-Z_]+)", (ROOT / "docs/ref/options.md").read_text(), re.M)
     )
