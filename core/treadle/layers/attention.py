@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from treadle.api.attention import AttentionRequest, ForwardContext, MaskKind
 from treadle.api.cache import KVCacheSpec
 from treadle.api.models import ModelContext
-from treadle.errors import CheckpointError
 from treadle.layers.collective import shard_heads
 from treadle.layers.device import device_info, dtype_name
 from treadle.layers.weight import Shard, empty_weight, set_shards
@@ -81,13 +78,8 @@ class Attention(nn.Module):
         set_shards([self.kv_scale], (Shard.full(1), Shard.full(1)), None)
 
     def process_weights_after_loading(self) -> None:
-        """Called once by the loader. Raises ``CheckpointError`` for a scale that is not positive."""
+        """Called once by the loader, which has checked that the scales are positive."""
         key, value = self.kv_scale.tolist()
-        if not all(math.isfinite(scale) and scale > 0 for scale in (key, value)):
-            raise CheckpointError(
-                f"the checkpoint scales the cache of {self.spec.layer} by {key} (keys) and {value} "
-                "(values); both must be positive numbers: the checkpoint is damaged"
-            )
         self.scales = (key, value)
 
     @property

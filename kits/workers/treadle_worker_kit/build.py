@@ -34,6 +34,7 @@ from treadle.layers.device import device_info
 from treadle.loading.formats import DETECTED, has_weights, no_weights
 from treadle.loading.matching import AUTO, Decision, decide
 from treadle.plugins import PluginManager
+from treadle_worker_kit.foreign_methods import advice
 from treadle_worker_kit.model_config import num_layers, quantization_config
 from treadle_worker_kit.weights import load_weights, to_checkpoint_name
 
@@ -178,7 +179,7 @@ def create_quantization_scheme(
         prefix = (
             "this checkpoint is quantized with" if option == AUTO else "the option quantization is"
         )
-        raise UnsupportedModelError(f"{prefix} {method!r}: {error}") from error
+        raise UnsupportedModelError(f"{prefix} {method!r}: {error}{advice(method)}") from error
 
 
 def find_method(plugins: PluginManager, hf_config: Any, option: str = AUTO) -> Decision:

@@ -20,6 +20,7 @@ from treadle.layers.weight import (
     layout_of,
 )
 from treadle_worker_kit.shards import load_weight, weight_targets
+from treadle_worker_kit.stored_values import has_nan_bytes, problem_of_scales
 
 __all__ = ("finish", "load_weights", "to_checkpoint_name", "to_model_name")
 
@@ -103,6 +104,7 @@ class _WeightLoading:
                 self.fill(name, tensor, slot)
         self.fill_defaults()
         self.report()
+        self.check_bytes()
 
     def should_load(self, name: str) -> bool:
         """Return whether to load a checkpoint tensor. Records unknown names for the report."""
@@ -165,6 +167,11 @@ class _WeightLoading:
                 "a matrix twice, or the model plugin's fused names are wrong"
             )
         sibling_loaded = len(self.unfilled[parameter_name]) < self.sizes[parameter_name]
+        if problem := problem_of_scales(name, tensor):
+            raise CheckpointError(
+                f"{name} in {self.file_of(name)} cannot be right: {problem}; the file is damaged or was "
+                "quantized badly, download it again or use another checkpoint"
+            )
         try:
             load_weight(
                 self.parameters[parameter_name], tensor, slot, sibling_loaded=sibling_loaded
@@ -181,6 +188,26 @@ class _WeightLoading:
             if default is not None and len(missing) == self.sizes[name]:
                 self.parameters[name].data.fill_(default)
                 missing.clear()
+
+    def check_bytes(self) -> None:
+        """Check FP8 parameters where they are now: a device reads them faster than this process.
+
+        Raises ``CheckpointError`` with the tensors that hold bytes that are no number.
+        """
+        bad = {n for n in self.unfilled if has_nan_bytes(self.parameters[n])}
+        if not bad:
+            return
+
+        def suspected(name: str) -> bool:
+            slot = self.locate(name)
+            return slot is not None and self.aliases.get(slot.parameter, slot.parameter) in bad
+
+        tensors = [n for n, tensor in self.loader.tensors(suspected) if has_nan_bytes(tensor)]
+        files = ", ".join(sorted({self.file_of(name) for name in tensors}))
+        raise CheckpointError(
+            f"{_abbreviate(tensors)} in {files} hold bytes that are NaN in FP8; the file is damaged, "
+            "or its writer did not bound the weights: download it again, or quantize it anew"
+        )
 
     def report(self) -> None:
         lines: list[str] = []

@@ -35,6 +35,7 @@ class Packing:
 class GptqConfig:
     """``zero_offset`` is what must be added to a stored zero point (1 in version 1 of the format).
 
+    With ``sym`` all zero points are in the middle, unless a rule says otherwise.
     ``rules`` are those of ``dynamic``: the first that matches the beginning of a layer's name
     replaces values of ``default``, or (``None``) leaves the layer unquantized. If ``quantized_names`` is not
     empty, just the layers whose names end so are quantized.
@@ -42,6 +43,7 @@ class GptqConfig:
 
     default: Packing
     zero_offset: int = 1
+    sym: bool = False
     head: bool = False
     rules: tuple[tuple[re.Pattern[str], Mapping[str, Any] | None], ...] = ()
     quantized_names: tuple[str, ...] = ()
@@ -89,6 +91,7 @@ def read_config(checkpoint: Mapping[str, Any]) -> GptqConfig:
     return GptqConfig(
         default=_packing(checkpoint, "quantization_config"),
         zero_offset=int(format == "gptq"),
+        sym=checkpoint.get("sym") is True,
         head=bool(checkpoint.get("lm_head", False)),
         rules=tuple(_rules(checkpoint.get("dynamic") or {})),
         quantized_names=_names(checkpoint, "modules_in_block_to_quantize"),

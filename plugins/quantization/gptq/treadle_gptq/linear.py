@@ -45,10 +45,12 @@ class GptqLinear:
         zero_offset: int,
         gemm: Gemm | None = None,
         cuda: bool = False,
+        *,
+        sym: bool = False,
     ) -> None:
         self.bits, self.group = packing.bits, packing.group_size
         self.act_order = packing.act_order
-        self.zero_offset = zero_offset
+        self.zero_offset, self.sym = zero_offset, sym
         self.gemm, self.cuda = gemm, cuda
         self.int4: CpuInt4 | PackedInt4 | None = None
 
@@ -92,6 +94,7 @@ class GptqLinear:
         self._drop_spare_bias(module)
         qweight, scales = module.get_parameter("qweight").data, module.get_parameter("scales").data
         zeros = unpack_outputs(module.get_parameter("qzeros").data, self.bits, self.zero_offset)
+        self._check_version(zeros)
         zeros = zeros.to(scales.dtype)
         index = self._index(module.get_parameter("g_idx").data, len(scales))
         del module.qweight, module.qzeros, module.scales, module.g_idx
@@ -106,6 +109,17 @@ class GptqLinear:
         else:
             module.register_buffer("index", index, persistent=False)
         self._set_parameters(module, qweight, scales, zeros)
+
+    def _check_version(self, zeros: Tensor) -> None:
+        """Refuse zero points of the other version of the format, where symmetry tells what they are."""
+        wrong = (1 << (self.bits - 1)) + (1 if self.zero_offset else -1)
+        if self.sym and zeros.numel() and bool((zeros == wrong).all()):
+            said, found = ("gptq", "gptq_v2") if self.zero_offset else ("gptq_v2", "gptq")
+            raise CheckpointError(
+                f"{self.prefix}.qzeros says that every zero point is {wrong}, but quantization_config "
+                f"says sym, which is {1 << (self.bits - 1)}: checkpoint_format is {said!r} and the data are "
+                f"{found!r}; correct checkpoint_format in config.json"
+            )
 
     def _sorted(self, qweight: Tensor, order: Tensor) -> Tensor:
         # In pieces: unpacked, a weight is up to sixteen times as large.

@@ -42,7 +42,10 @@ class GptqScheme:
             return None
         if not spec.bias:
             self._without_bias.update(spec.names)
-        return GptqLinear(packing, self.config.zero_offset, self._gemm, self._cuda)
+        config = self.config
+        return GptqLinear(
+            packing, config.zero_offset, self._gemm, self._cuda, sym=config.sym and not config.rules
+        )
 
     def rename(self, name: str) -> str:
         """A bias that the model does not have goes where its being zero is checked."""
