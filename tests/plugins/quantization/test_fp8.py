@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from treadle_fp8 import quantize, scaled_mm
 from treadle_fp8.config import read_config
-from treadle_fp8.linear import to_float32
 from treadle_fp8.scheme import Fp8Scheme
 
 from treadle.api.cache import DeviceInfo
@@ -19,6 +18,7 @@ from treadle.testing.packing import Fp8Format
 from treadle.testing.plugin import PluginSuite
 from treadle.testing.quantization import QuantizationSuite
 from treadle.testing.ranks import run_on_ranks
+from treadle_layers_kit.small_floats import fp8_to_float32
 
 
 class TestFp8(PluginSuite, QuantizationSuite):
@@ -170,7 +170,7 @@ def test_every_number_is_widened_exactly() -> None:
     numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
     finite = numbers[~numbers.float().isnan()]
     assert len(finite) == 254
-    assert torch.equal(to_float32(finite), finite.float())
+    assert torch.equal(fp8_to_float32(finite), finite.float())
 
 
 def test_kernels_that_fail_for_a_shape_are_not_used_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

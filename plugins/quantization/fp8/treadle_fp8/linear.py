@@ -24,8 +24,9 @@ from treadle.layers import Shard, Sharded, empty_weight
 from treadle_fp8.quantize import FP8, FP8_MAX
 from treadle_fp8.scaled_mm import ScaledMM
 from treadle_layers_kit import ops
+from treadle_layers_kit.small_floats import fp8_to_float32
 
-__all__ = ("BlockLinear", "ChannelLinear", "MatrixLinear", "OnlineLinear", "to_float32")
+__all__ = ("BlockLinear", "ChannelLinear", "MatrixLinear", "OnlineLinear")
 
 
 class ChannelLinear:
@@ -62,7 +63,7 @@ class ChannelLinear:
             return self.scaled_mm.mm_rows(
                 x, module.weight, scale, bias, static, self.limit, gated=gated
             )
-        dense = to_float32(module.weight).mul_(module.weight_scale[:, None])
+        dense = fp8_to_float32(module.weight).mul_(module.weight_scale[:, None])
         return F.linear(ops.silu_and_mul(x) if gated else x, dense.to(x.dtype), bias)
 
     def apply_gated(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -176,24 +177,11 @@ class BlockLinear:
             return self.scaled_mm.mm_blocks(x, module.weight, module.block_scale, bias, gated=gated)
         inputs = module.weight.shape[1]
         scale = module.weight_scale.repeat_interleave(self.step, dim=1)[:, :inputs]
-        dense = to_float32(module.weight).mul_(scale).to(x.dtype)
+        dense = fp8_to_float32(module.weight).mul_(scale).to(x.dtype)
         return F.linear(ops.silu_and_mul(x) if gated else x, dense, bias)
 
     def apply_gated(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         return self.apply(module, x, bias, gated=True)
-
-
-def to_float32(weight: Tensor) -> Tensor:
-    """float8_e4m3fn to a new float32 tensor.
-
-    torch's conversion goes number by number on a CPU. A float16 has the same fields, only wider, so
-    the bits are shifted into their places there, and the difference of the biases is a factor.
-    """
-    if weight.device.type != "cpu":
-        return weight.float()
-    bits = weight.view(torch.int8).to(torch.int16).bitwise_left_shift(7)
-    # The sign was extended into the exponent's highest bit, which e4m3 has not.
-    return bits.bitwise_and_(-0x4001).view(torch.float16).float().mul_(2.0**8)
 
 
 def register_weight(module: nn.Module, spec: LinearSpec, dtype: torch.dtype) -> None:

@@ -1,0 +1,97 @@
+"""Linear layers whose weight stays as small as it is stored, and is dequantized for each call.
+
+It is what every format computes by definition, on every device: the reference of kernels, and what
+serves where there is none.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from treadle.api.models import LinearSpec
+from treadle.errors import CheckpointError
+from treadle.layers import Shard, Sharded
+
+__all__ = ("DequantizedLinear", "local_groups", "replace_parameter", "scaled")
+
+
+class DequantizedLinear:
+    """A ``LinearMethod``: subclasses register their parameters and say what the weight is."""
+
+    prefix = ""
+    dtype = torch.float32
+    sizes: tuple[int, ...] = ()
+    inputs = Shard.full(0)
+
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
+        self.inputs = module.inputs if isinstance(module, Sharded) else Shard.full(spec.in_features)
+        self.prefix, self.dtype, self.sizes = spec.prefix, spec.dtype, spec.out_features
+        self.register(module, sum(spec.out_features))
+
+    def register(self, module: nn.Module, out: int) -> None:
+        """Register the parameters of ``out`` outputs and ``self.inputs``."""
+        raise NotImplementedError
+
+    def process_weights_after_loading(self, module: nn.Module) -> None:
+        """Bring the loaded parameters into the form that ``dense`` reads."""
+
+    def dense(self, module: Any) -> Tensor:
+        """Return the weight: a new tensor, float32 ``[out, in]``."""
+        raise NotImplementedError
+
+    def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, self.dense(module).to(x.dtype), bias)
+
+    def check_groups(self, group: int) -> None:
+        """Raise ``CheckpointError`` if groups of this size do not divide the inputs."""
+        if self.inputs.total % group:
+            raise CheckpointError(
+                f"{self.prefix} has {self.inputs.total} input features, which groups of {group} do "
+                "not divide; check group_size in quantization_config"
+            )
+
+    def local(self, scale: Tensor, group: int) -> tuple[Tensor, int]:
+        """Return ``local_groups`` of this rank's inputs."""
+        return local_groups(scale, group, self.inputs.start, self.inputs.size)
+
+    def expand(self, per_matrix: Tensor) -> Tensor:
+        """Return ``[matrices]`` as ``[out, 1]``: each output has the number of its matrix."""
+        parts = zip(per_matrix, self.sizes, strict=True)
+        return torch.cat([value.expand(size) for value, size in parts])[:, None].contiguous()
+
+
+def local_groups(scale: Tensor, group: int, first: int, inputs: int) -> tuple[Tensor, int]:
+    """Return the columns of ``scale`` ``[out, groups]`` for one rank's inputs, and their group size.
+
+    Where its share begins inside a group, smaller groups of equal scales are exact.
+    """
+    step = gcd(group, first) if first % group else group
+    begin, count = first // step, -(-inputs // step)
+    spread = scale.repeat_interleave(group // step, dim=1) if step < group else scale
+    return spread[:, begin : begin + count].contiguous(), min(step, inputs)
+
+
+def scaled(values: Tensor, scale: Tensor, step: int, zeros: Tensor | None = None) -> Tensor:
+    """Return ``(values - zeros) · scale`` in place; these are ``[out, groups]`` of ``step`` inputs."""
+    inputs = values.shape[1]
+    if inputs % step:
+        scale = scale.repeat_interleave(step, dim=1)[:, :inputs]
+        if zeros is not None:
+            values.sub_(zeros.repeat_interleave(step, dim=1)[:, :inputs])
+        return values.mul_(scale)
+    groups = values.unflatten(1, (-1, step))
+    if zeros is not None:
+        groups.sub_(zeros[..., None])
+    return groups.mul_(scale[..., None]).flatten(1)
+
+
+def replace_parameter(module: nn.Module, name: str, data: Tensor) -> None:
+    """Put ``data`` in the place of a parameter; a parameter, so that it counts as weights."""
+    if name in module._parameters:
+        delattr(module, name)
+    module.register_parameter(name, nn.Parameter(data, requires_grad=False))

@@ -1,0 +1,137 @@
+"""Linear layers of weights in FP8 and FP4, as several formats store them, multiplied in the model's type."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from treadle.errors import ConfigError
+from treadle.layers import empty_weight
+from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
+
+__all__ = ("Fp4Linear", "Fp8Linear", "fp4_to_float32", "fp8_to_float32")
+
+
+class Fp8Linear(DequantizedLinear):
+    """float8_e4m3fn ``weight`` ``[out, in]``, with ``weight_scale`` for a matrix, output or block."""
+
+    def __init__(
+        self, scales: Literal["tensor", "channel", "block"], block: tuple[int, int] = (1, 0)
+    ) -> None:
+        self.scales, self.block = scales, block
+        self.step = 0
+
+    def register(self, module: nn.Module, out: int) -> None:
+        weight = empty_weight(
+            (out, self.inputs.size), torch.float8_e4m3fn, output_dim=0, input_dim=1
+        )
+        if self.scales == "tensor":
+            scale = empty_weight((len(self.sizes),), torch.float32, per_part=True)
+        else:
+            block_out, block_in = self.block
+            rows = sum(-(-size // block_out) for size in self.sizes)
+            groups = -(-self.inputs.total // block_in) if block_in else 1
+            # Every rank gets the scales of all inputs, because its own may begin inside a block.
+            shape, dim = (rows, groups), {"output_dim": 0, "output_block": block_out}
+            scale = empty_weight(shape, torch.float32, **dim)
+        module.register_parameter("weight", weight)
+        module.register_parameter("weight_scale", scale)
+
+    def process_weights_after_loading(self, module: nn.Module) -> None:
+        scale = module.get_parameter("weight_scale").data
+        block_out, block_in = self.block
+        if self.scales == "tensor":
+            scale = self.expand(scale)
+        elif block_out > 1:
+            pieces = scale.split([-(-size // block_out) for size in self.sizes])
+            rows = zip(pieces, self.sizes, strict=True)
+            scale = torch.cat([p.repeat_interleave(block_out, 0)[:size] for p, size in rows])
+        scale, self.step = self.local(scale, block_in or self.inputs.total)
+        replace_parameter(module, "weight_scale", scale)
+
+    def dense(self, module: Any) -> Tensor:
+        step = self.step if module.weight_scale.shape[1] > 1 else module.weight.shape[1]
+        return scaled(fp8_to_float32(module.weight), module.weight_scale, step)
+
+
+class Fp4Linear(DequantizedLinear):
+    """float4_e2m1, two in a byte, with a scale for each ``group`` inputs, and one for the matrix.
+
+    NVFP4: groups of 16 with scales in float8_e4m3fn, and a float32 ``matrix_scale`` (its name) that
+    multiplies, or with ``divides`` divides. MXFP4: groups of 32 with exponents, and no ``matrix_scale``.
+    """
+
+    def __init__(
+        self,
+        group: int,
+        weight: str = "weight_packed",
+        matrix_scale: str | None = None,
+        *,
+        divides: bool = False,
+    ) -> None:
+        self.group, self.weight, self.matrix_scale, self.divides = (
+            group,
+            weight,
+            matrix_scale,
+            divides,
+        )
+        self.step = group
+
+    def register(self, module: nn.Module, out: int) -> None:
+        self.check_groups(self.group)
+        if self.inputs.size % 2:
+            raise ConfigError(
+                f"{self.prefix} has {self.inputs.size} input features on each rank; FP4 packs 2 into "
+                "one byte, so choose a smaller tensor_parallel_size"
+            )
+        shape = (out, self.inputs.size // 2)
+        packed = empty_weight(shape, torch.uint8, output_dim=0, input_dim=1, input_block=2)
+        dtype = torch.float8_e4m3fn if self.matrix_scale else torch.uint8
+        scale = empty_weight((out, self.inputs.total // self.group), dtype, output_dim=0)
+        module.register_parameter(self.weight, packed)
+        module.register_parameter("weight_scale", scale)
+        if self.matrix_scale:
+            total = empty_weight((len(self.sizes),), torch.float32, per_part=True)
+            module.register_parameter(self.matrix_scale, total)
+
+    def process_weights_after_loading(self, module: nn.Module) -> None:
+        stored = module.get_parameter("weight_scale").data
+        bits, self.step = self.local(stored.view(torch.uint8), self.group)
+        replace_parameter(module, "weight_scale", bits.view(stored.dtype))
+        if self.matrix_scale:
+            total = self.expand(module.get_parameter(self.matrix_scale).data)
+            replace_parameter(
+                module, self.matrix_scale, total.reciprocal() if self.divides else total
+            )
+
+    def dense(self, module: Any) -> Tensor:
+        if self.matrix_scale:
+            scale = fp8_to_float32(module.weight_scale) * getattr(module, self.matrix_scale)
+        else:
+            scale = module.weight_scale.view(torch.float8_e8m0fnu).float()
+        return scaled(fp4_to_float32(getattr(module, self.weight)), scale, self.step)
+
+
+def fp8_to_float32(weight: Tensor) -> Tensor:
+    """float8_e4m3fn to a new float32 tensor.
+
+    torch's conversion goes number by number on a CPU. A float16 has the same fields, only wider, so
+    the bits are shifted into their places there, and the difference of the biases is a factor.
+    """
+    if weight.device.type != "cpu":
+        return weight.float()
+    bits = weight.view(torch.int8).to(torch.int16).bitwise_left_shift(7)
+    # The sign was extended into the exponent's highest bit, which e4m3 has not.
+    return bits.bitwise_and_(-0x4001).view(torch.float16).float().mul_(2.0**8)
+
+
+def fp4_to_float32(packed: Tensor) -> Tensor:
+    """uint8 ``[out, in / 2]``, the first number in the lower half, to float32 ``[out, in]``.
+
+    The fields of float4_e2m1 are those of a float16 as well.
+    """
+    codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).to(torch.int16)
+    bits = (codes & 7).bitwise_left_shift_(9) | (codes & 8).bitwise_left_shift_(12)
+    return bits.view(torch.float16).float().mul_(2.0**14)

@@ -1,0 +1,66 @@
+"""What the ``quantization_config`` of llm-compressor means for the layers of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.api.cache import DeviceInfo
+from treadle.api.models import LinearMethod, LinearSpec
+from treadle.errors import UnsupportedModelError
+from treadle_compressed_tensors.config import Config, Weights
+from treadle_compressed_tensors.integers import IntLinear
+from treadle_layers_kit.small_floats import Fp4Linear, Fp8Linear
+
+__all__ = ("CompressedTensorsScheme",)
+
+# Shapes that are known, and what concerns activations, which stay in the model's type.
+UNUSED = ("weight_shape", "input_scale", "input_zero_point", "input_global_scale")
+CACHED = ("k_proj", "v_proj", "qkv_proj")
+
+
+class CompressedTensorsScheme:
+    """Also ``SupportsWeightRenaming``: tensors that say nothing about weights are not read."""
+
+    name = "compressed-tensors"
+
+    def __init__(self, config: Config, device: DeviceInfo) -> None:
+        self.config = config
+        self._cuda = device.type == "cuda"
+
+    def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
+        stored = {name: self.config.weights(name) for name in spec.names}
+        weights = stored[spec.names[0]]
+        if any(other != weights for other in stored.values()):
+            raise UnsupportedModelError(
+                f"{spec.prefix} fuses matrices that the checkpoint stores differently: "
+                + ", ".join(f"{name} ({w.kind if w else 'in full'})" for name, w in stored.items())
+            )
+        return None if weights is None else self._method(weights)
+
+    def _method(self, weights: Weights) -> LinearMethod:
+        match weights.kind:
+            case "fp8":
+                return Fp8Linear(weights.strategy, weights.block)  # type: ignore[arg-type]
+            case "nvfp4":
+                return Fp4Linear(
+                    weights.group_size, matrix_scale="weight_global_scale", divides=True
+                )
+            case "mxfp4":
+                return Fp4Linear(weights.group_size)
+            case _:
+                return IntLinear(weights, cuda=self._cuda)
+
+    def rename(self, name: str) -> str | None:
+        path, _, leaf = name.rpartition(".")
+        if leaf in UNUSED or (leaf == "output_scale" and not path.endswith(CACHED)):
+            return None
+        if leaf == "weight_zero_point":  # earlier versions stored zeros for symmetric weights
+            weights = self.config.weights(path)
+            return None if weights is not None and weights.symmetric else name
+        return name
+
+    def experts_method(self, spec: Any) -> None:
+        return None
+
+    def kv_cache_dtype(self, layer: str) -> None:
+        return None
