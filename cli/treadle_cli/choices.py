@@ -29,7 +29,7 @@ from treadle.errors import PluginLoadError
 from treadle.layers import SingleRankCommunicator, device_info
 from treadle.layers.device import dtype_name
 from treadle.loading import fetch, parse_ref
-from treadle.loading.formats import DETECTED, has_weights
+from treadle.loading.formats import detect_format
 from treadle.loading.matching import AUTO, Decision, choose_executor
 from treadle.plugins import PluginManager
 from treadle.sampling.kernels import SAMPLER_OPS
@@ -210,16 +210,17 @@ def _load_format(config: EngineConfig, plugins: PluginManager, root: Any) -> Con
     option, load_format = "load-format", config.model.load_format
     if load_format != AUTO:
         return _named_choice(plugins, option, "load_formats", load_format, AUTO)
-    if not has_weights(files_in(root, ("*",), str(root))):
+    detected = detect_format(files_in(root, ("*",), str(root)))
+    if detected is None:
         return ConfigChoice(option, AUTO, "no weights are here yet: safetensors, if there are")
     alternatives = [
         (name, f"taken with --{option} {name}")
         for name in plugins.keys("load_formats")
-        if name != DETECTED
+        if name != detected
     ]
     return ConfigChoice(
         option,
-        _with_owner(plugins, "load_formats", DETECTED),
+        _with_owner(plugins, "load_formats", detected),
         "the format of the files",
         alternatives,
     )

@@ -21,7 +21,7 @@ from treadle.api.models import LinearSpec, ModelContext, ModelSpec
 from treadle.config import PluginConfig
 from treadle.errors import CheckpointError, UnsupportedModelError
 from treadle.layers import SingleRankCommunicator
-from treadle.loading.formats import has_weights
+from treadle.loading.formats import detect_format
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, scan
 from treadle.testing.attention_reference import ReferenceBackend
@@ -204,7 +204,7 @@ def test_no_weights_at_all() -> None:
 
 def test_only_safetensors_are_detected() -> None:
     def having(*names: str) -> bool:
-        return has_weights(ModelFiles(Path("/nowhere"), names, {}))
+        return detect_format(ModelFiles(Path("/nowhere"), names, {})) is not None
 
     assert having("a.bin", "model.safetensors")
     assert not having("pytorch_model-00001-of-00002.bin")

@@ -14,7 +14,7 @@ from treadle.errors import CheckpointError
 from treadle.loading.sources import parse_ref
 from treadle.plugins import PluginManager
 
-__all__ = ("DETECTED", "fetch", "has_weights", "no_weights", "pin_revisions")
+__all__ = ("DETECTED", "detect_format", "fetch", "no_weights", "pin_revisions")
 
 log = logging.getLogger("treadle.loading")
 
@@ -22,9 +22,12 @@ DETECTED = "safetensors"
 """The format of ``auto``. Others are read only by name: a file of ``torch.save`` is a pickle."""
 
 
-def has_weights(files: ModelFiles) -> bool:
-    """Return whether there are files in the format of ``auto``."""
-    return bool(matching(files.names, WEIGHTS[DETECTED]))
+def detect_format(files: ModelFiles) -> str | None:
+    """Return the format of ``auto`` in which there are weights. Those of GGUF lie where its source says."""
+    method = (files.config.get("quantization_config") or {}).get("quant_method")
+    if matching(files.names, WEIGHTS[DETECTED]):
+        return DETECTED
+    return "gguf" if method == "gguf" else None
 
 
 def fetch(
@@ -40,7 +43,7 @@ def fetch(
         patterns += WEIGHTS.get(DETECTED if load_format == "auto" else load_format, ("*",))
     files = plugins.create_guarded(MODEL_SOURCES, ref.scheme).resolve(ref, patterns=patterns)
     check_folder(files)
-    if weights and load_format == "auto" and not has_weights(files):
+    if weights and load_format == "auto" and detect_format(files) is None:
         raise no_weights(ref.path)
     return files
 
@@ -67,6 +70,6 @@ def pin_revisions(config: EngineConfig, plugins: PluginManager) -> EngineConfig:
 def no_weights(location: object) -> CheckpointError:
     """Return the error for a checkpoint without weights."""
     return CheckpointError(
-        f"{location} has no weights (looked for *.safetensors); check the folder. Files of PyTorch "
+        f"{location} has no weights (looked for *.safetensors); check the folder. A .gguf file is named itself, PyTorch's "
         "(*.bin, *.pt, *.pth) are read only with load_format 'pt', and 'dummy' makes random weights"
     )

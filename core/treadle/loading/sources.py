@@ -26,7 +26,7 @@ def parse_ref(text: str, revision: str | None = None, download_dir: str | None =
     """Parse the user's model name.
 
     An existing folder or a text that looks like a path is a ``file``, ``scheme:path`` has its own
-    scheme, and anything else is a name on the hub. Raises ``CheckpointError`` if ``text`` is empty.
+    scheme, a file ``.gguf`` has the scheme of its format, and anything else is a name on the hub. Raises ``CheckpointError`` if ``text`` is empty.
     """
     text = text.strip()
     if not text:
@@ -35,7 +35,10 @@ def parse_ref(text: str, revision: str | None = None, download_dir: str | None =
         )
     folder = Path(text).expanduser()
     if folder.is_dir() or text.startswith(("/", "./", "../", "~")) or text in (".", ".."):
-        return ModelRef("file", str(folder), revision, download_dir)
+        scheme = "gguf" if folder.suffix.lower() == ".gguf" and not folder.is_dir() else "file"
+        return ModelRef(scheme, str(folder), revision, download_dir)
+    if text.lower().endswith(".gguf"):
+        text = f"gguf:{re.sub('^(gguf|file|hf):(//)?', '', text, flags=re.IGNORECASE)}"
     if match := SCHEME.fullmatch(text):
         scheme, path = match[1].lower(), match[2]
         if scheme == "file":

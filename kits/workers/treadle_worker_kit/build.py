@@ -31,7 +31,7 @@ from treadle.api.models import (
 )
 from treadle.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
 from treadle.layers.device import device_info
-from treadle.loading.formats import DETECTED, has_weights, no_weights
+from treadle.loading.formats import detect_format, no_weights
 from treadle.loading.matching import AUTO, Decision, decide
 from treadle.plugins import PluginManager
 from treadle_worker_kit.foreign_methods import advice
@@ -203,9 +203,10 @@ def find_method(plugins: PluginManager, hf_config: Any, option: str = AUTO) -> D
 
 def _loader(plugins: PluginManager, files: ModelFiles, load_format: str, seed: int) -> WeightLoader:
     if load_format == "auto":
-        if not has_weights(files):
+        detected = detect_format(files)
+        if detected is None:
             raise no_weights(files.root)
-        load_format = DETECTED
+        load_format = detected
     return plugins.create_guarded(LOAD_FORMATS, load_format, files=files, seed=seed)
 
 

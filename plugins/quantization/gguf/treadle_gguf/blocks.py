@@ -1,0 +1,155 @@
+"""What the blocks of each type mean: uint8 ``[..., bytes of a block]`` to float32 ``[..., numbers]``.
+
+``d`` and ``m`` are float16 scales and minima, ``q`` codes. In a block of 256, groups of 16 or 32 numbers
+have small scales of their own, which are packed in 4 or 6 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ("dequantize", "levels", "scales")
+
+# The levels of IQ4, which lie closer together around zero.
+LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# Where the float16 numbers of a block begin.
+PLACES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+}
+
+
+def dequantize(blocks: Tensor, type: str, levels: Tensor) -> Tensor:
+    """Return the numbers of blocks of a type; ``levels`` are those of ``levels()`` on their device."""
+    if type.startswith("IQ4"):
+        return LEVEL_READERS[type](blocks, levels)
+    return READERS[type](blocks)
+
+
+def levels() -> Tensor:
+    """Return the levels of IQ4: a tensor to keep, because a CUDA graph holds no copy from the host."""
+    return torch.tensor(LEVELS, dtype=torch.float32)
+
+
+def scales(blocks: Tensor, type: str) -> Tensor:
+    """Return the float16 numbers of blocks, which must be finite."""
+    return torch.cat([_half(blocks, place) for place in PLACES[type]], dim=-1)
+
+
+def _half(blocks: Tensor, place: int) -> Tensor:
+    """float32 ``[..., 1]``."""
+    return blocks[..., place : place + 2].contiguous().view(torch.float16).float()
+
+
+def _parts(codes: Tensor, bits: int, run: int) -> Tensor:
+    """Codes ``[..., bytes]`` of a few bits: of each ``run`` bytes first all lowest bits, then the next."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)[:, None]
+    pieces = codes.unflatten(-1, (-1, 1, run)).bitwise_right_shift(shifts)
+    return pieces.bitwise_and_((1 << bits) - 1).flatten(-3)
+
+
+def _high_bits(blocks: Tensor, place: int) -> Tensor:
+    """32 single bits in 4 bytes, as 16."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
+    bits = blocks[..., place : place + 4, None].bitwise_right_shift(shifts).bitwise_and_(1)
+    return bits.flatten(-2).bitwise_left_shift_(4)
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return (_parts(blocks[..., 2:], 4, 16).float() - 8) * _half(blocks, 0)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _parts(blocks[..., 4:], 4, 16) * _half(blocks, 0) + _half(blocks, 2)
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    codes = _parts(blocks[..., 6:], 4, 16) | _high_bits(blocks, 2)
+    return (codes.float() - 16) * _half(blocks, 0)
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    codes = _parts(blocks[..., 8:], 4, 16) | _high_bits(blocks, 4)
+    return codes * _half(blocks, 0) + _half(blocks, 2)
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return blocks[..., 2:].contiguous().view(torch.int8) * _half(blocks, 0)
+
+
+def _grouped(codes: Tensor, scale: Tensor, minimum: Tensor | None = None) -> Tensor:
+    """``codes · scale - minimum``, these with a number for each group."""
+    groups = codes.float().unflatten(-1, (scale.shape[-1], -1)) * scale[..., None]
+    return (groups if minimum is None else groups - minimum[..., None]).flatten(-2)
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    small = blocks[..., :16]
+    codes = _parts(blocks[..., 16:80], 2, 32)
+    return _grouped(codes, (small & 15) * _half(blocks, 80), (small >> 4) * _half(blocks, 82))
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    masks, codes, packed = blocks[..., :32], blocks[..., 32:96], blocks[..., 96:108]
+    small = _parts(packed[..., :8], 4, 8) | _parts(packed[..., 8:], 2, 4) << 4
+    # The highest bit says that nothing is subtracted.
+    low, high = _parts(codes, 2, 32).float(), _parts(masks, 1, 32).float()
+    return _grouped(low + 4 * high - 4, (small.float() - 32) * _half(blocks, 108))
+
+
+def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Eight scales and eight minima of 6 bits in 12 bytes."""
+    first, second, third = packed.split(4, dim=-1)
+    scale = torch.cat((first & 63, third & 15 | first >> 2 & 48), dim=-1)
+    minimum = torch.cat((second & 63, third >> 4 | second >> 2 & 48), dim=-1)
+    return scale, minimum
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    scale, minimum = _six_bits(blocks[..., 4:16])
+    codes = _parts(blocks[..., 16:], 4, 32)
+    return _grouped(codes, scale * _half(blocks, 0), minimum * _half(blocks, 2))
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    scale, minimum = _six_bits(blocks[..., 4:16])
+    codes = _parts(blocks[..., 48:], 4, 32) | _parts(blocks[..., 16:48], 1, 32) << 4
+    return _grouped(codes, scale * _half(blocks, 0), minimum * _half(blocks, 2))
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    codes = _parts(blocks[..., :128], 4, 64) | _parts(blocks[..., 128:192], 2, 32) << 4
+    small = blocks[..., 192:208].contiguous().view(torch.int8)
+    return _grouped(codes.float() - 32, small * _half(blocks, 208))
+
+
+def _iq4_nl(blocks: Tensor, levels: Tensor) -> Tensor:
+    return levels[_parts(blocks[..., 2:], 4, 16).long()] * _half(blocks, 0)
+
+
+def _iq4_xs(blocks: Tensor, levels: Tensor) -> Tensor:
+    high = _parts(blocks[..., 2:4], 2, 1) << 4
+    small = _parts(blocks[..., 4:8], 4, 1) | high
+    codes = _parts(blocks[..., 8:], 4, 16).long()
+    return _grouped(levels[codes], (small.float() - 32) * _half(blocks, 0))
+
+
+READERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+LEVEL_READERS = {"IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs}

@@ -1,0 +1,138 @@
+"""The linear layers of a GGUF file: each matrix has blocks of a type of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from treadle.api.models import LinearSpec
+from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+from treadle.layers import Shard, Sharded, empty_weight, set_shards
+from treadle_gguf.blocks import dequantize, levels, scales
+from treadle_gguf.types import FLOATS, TYPES
+from treadle_layers_kit.dequantized import DequantizedLinear
+
+__all__ = ("GgufLinear", "GgufScheme")
+
+HEAD = "lm_head"
+
+
+class GgufScheme:
+    """Also ``SupportsWeightRenaming``: matrices that a layer fuses may have different types, so that
+    each is a module of the layer."""
+
+    name = "gguf"
+
+    def __init__(self, types: Mapping[str, str | None], file: str) -> None:
+        """``types`` are those of the matrices by their names, and ``*`` of all others but the head."""
+        self.types, self.file = types, file
+        self._homes: dict[str, str] = {}
+
+    @classmethod
+    def read(cls, checkpoint: Mapping[str, Any]) -> GgufScheme:
+        """Read what the model source has written. Raises ``ConfigError``, ``UnsupportedModelError``."""
+        method = checkpoint.get("quant_method", "gguf")
+        types, file = checkpoint.get("types"), checkpoint.get("file")
+        if method != "gguf" or not isinstance(types, Mapping) or not isinstance(file, str):
+            state = f"is quantized with {method!r}" if checkpoint else "is not quantized"
+            raise ConfigError(
+                f"option quantization is 'gguf', but this checkpoint {state}; give the .gguf file as the "
+                "model and leave the option out"
+            )
+        if unknown := [type for type in types.values() if type not in (*TYPES, None)]:
+            raise UnsupportedModelError(
+                f"{file} has tensors of the type {unknown[0]!r}; treadle-gguf reads {', '.join(TYPES)}"
+            )
+        return cls(types, file)
+
+    def linear_method(self, spec: LinearSpec) -> GgufLinear | None:
+        types = [self._type(name) for name in spec.names]
+        if not any(types):
+            return None
+        for name in spec.names:
+            self._homes[name] = f"{spec.prefix}.{name.rpartition('.')[2]}"
+        if missing := [n for n, type in zip(spec.names, types, strict=True) if type is None]:
+            raise UnsupportedModelError(
+                f"{self.file} has {', '.join(spec.names)}, which {spec.prefix} fuses, but says no type of "
+                f"{', '.join(missing)}"
+            )
+        return GgufLinear(tuple(str(type) for type in types), spec.names, self.file)
+
+    def _type(self, name: str) -> str | None:
+        other = None if name == HEAD else self.types.get("*")
+        return self.types.get(name, other)
+
+    def rename(self, name: str) -> str:
+        path, _, leaf = name.rpartition(".")
+        home = self._homes.get(path)
+        return f"{home}.weight" if home is not None and leaf == "weight" else name
+
+    def experts_method(self, spec: Any) -> None:
+        return None
+
+    def kv_cache_dtype(self, layer: str) -> None:
+        return None
+
+
+class GgufLinear(DequantizedLinear):
+    """A module for each matrix, whose ``weight`` is uint8 ``[out, blocks, bytes of a block]``, or numbers."""
+
+    def __init__(self, types: tuple[str, ...], names: tuple[str, ...], file: str) -> None:
+        self.types, self.names, self.file = types, names, file
+        self.parts = tuple(name.rpartition(".")[2] for name in names)
+
+    def register(self, module: nn.Module, out: int) -> None:
+        outputs = (
+            module.outputs
+            if isinstance(module, Sharded)
+            else tuple(Shard.full(size) for size in self.sizes)
+        )
+        for part, type, shard in zip(self.parts, self.types, outputs, strict=True):
+            block, size = TYPES[type]
+            if self.inputs.total % block:
+                raise CheckpointError(
+                    f"{self.prefix} has {self.inputs.total} input features, which blocks of {block} "
+                    f"({type}) do not divide"
+                )
+            if self.inputs.size % block:
+                raise ConfigError(
+                    f"{self.prefix} has {self.inputs.size} input features on each rank, which cut through "
+                    f"blocks of {block} ({type}); choose a smaller tensor_parallel_size"
+                )
+            is_float = type in FLOATS
+            shape = (shard.size, self.inputs.size // block, size)[: 2 if is_float else 3]
+            weight = empty_weight(
+                shape, self.dtype if is_float else torch.uint8,
+                output_dim=0, input_dim=1, input_block=block,
+            )  # fmt: skip
+            set_shards([weight], (shard,), self.inputs)
+            home = nn.Module()
+            home.register_parameter("weight", weight)
+            module.add_module(part, home)
+        if any(type.startswith("IQ4") for type in self.types):
+            module.register_buffer("levels", levels(), persistent=False)
+
+    def process_weights_after_loading(self, module: nn.Module) -> None:
+        """Refuse scales that are no numbers: nothing else can be wrong in a block."""
+        for part, name, type in zip(self.parts, self.names, self.types, strict=True):
+            blocks = module.get_parameter(f"{part}.weight").data
+            if type not in FLOATS and not scales(blocks, type).isfinite().all():
+                raise CheckpointError(
+                    f"{name} in {self.file} has scales that are NaN or infinite; the file is damaged, "
+                    "download it again"
+                )
+
+    def dense(self, module: Any) -> Tensor:
+        pieces = []
+        for part, type in zip(self.parts, self.types, strict=True):
+            weight = getattr(module, part).weight
+            if type in FLOATS:
+                pieces.append(weight.float())
+            else:
+                pieces.append(
+                    dequantize(weight, type, getattr(module, "levels", weight)).flatten(1)
+                )
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
