@@ -24,10 +24,11 @@ DETECTED = "safetensors"
 
 def detect_format(files: ModelFiles) -> str | None:
     """Return the format of ``auto`` in which there are weights. Those of GGUF lie where its source says."""
-    method = (files.config.get("quantization_config") or {}).get("quant_method")
+    quantization = files.config.get("quantization_config")
     if matching(files.names, WEIGHTS[DETECTED]):
         return DETECTED
-    return "gguf" if method == "gguf" else None
+    is_gguf = isinstance(quantization, dict) and quantization.get("quant_method") == "gguf"
+    return "gguf" if is_gguf else None
 
 
 def fetch(

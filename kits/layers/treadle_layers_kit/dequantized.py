@@ -87,7 +87,7 @@ def scaled(values: Tensor, scale: Tensor, step: int, zeros: Tensor | None = None
     groups = values.unflatten(1, (-1, step))
     if zeros is not None:
         groups.sub_(zeros[..., None])
-    return groups.mul_(scale[..., None]).flatten(1)
+    return torch.flatten(groups.mul_(scale[..., None]), 1)
 
 
 def replace_parameter(module: nn.Module, name: str, data: Tensor) -> None:

@@ -34,8 +34,9 @@ class Fp8Linear(DequantizedLinear):
             rows = sum(-(-size // block_out) for size in self.sizes)
             groups = -(-self.inputs.total // block_in) if block_in else 1
             # Every rank gets the scales of all inputs, because its own may begin inside a block.
-            shape, dim = (rows, groups), {"output_dim": 0, "output_block": block_out}
-            scale = empty_weight(shape, torch.float32, **dim)
+            scale = empty_weight(
+                (rows, groups), torch.float32, output_dim=0, output_block=block_out
+            )
         module.register_parameter("weight", weight)
         module.register_parameter("weight_scale", scale)
 

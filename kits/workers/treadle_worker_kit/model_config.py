@@ -36,6 +36,8 @@ __all__ = (
 
 log = logging.getLogger(__name__)
 
+# Where ModelOpt says how weights are stored; later versions say it in config.json as well.
+MODELOPT = "hf_quant_config.json"
 # Names of the context length in configurations, the most common one first.
 LENGTHS = (
     "max_position_embeddings",
@@ -82,6 +84,8 @@ def read_config(
             "configuration itself with hf_overrides"
         )
     raw = config_json(files, hf_overrides)
+    if "quantization_config" not in raw and (stored := read_json(files.root, MODELOPT)):
+        raw["quantization_config"] = {"quant_method": "modelopt", **stored}
     if (config := _plain_config(raw, plugins)) is not None:
         return raw, config
     from transformers import CONFIG_MAPPING, PreTrainedConfig

@@ -102,6 +102,7 @@ def _weights(args: Mapping[str, Any], format: str, where: str) -> Weights:
     bits, type = args.get("num_bits", 8), args.get("type", "int")
     strategy, size = args.get("strategy") or "tensor", args.get("group_size")
     symmetric = args.get("symmetric", True) is not False
+    allowed: tuple[str, ...]
     match (type, bits):
         case ("int", 4 | 8):
             allowed = ("tensor", "channel", "group")

@@ -51,7 +51,7 @@ def _parts(codes: Tensor, bits: int, run: int) -> Tensor:
     """Codes ``[..., bytes]`` of a few bits: of each ``run`` bytes first all lowest bits, then the next."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)[:, None]
     pieces = codes.unflatten(-1, (-1, 1, run)).bitwise_right_shift(shifts)
-    return pieces.bitwise_and_((1 << bits) - 1).flatten(-3)
+    return torch.flatten(pieces.bitwise_and_((1 << bits) - 1), -3)
 
 
 def _high_bits(blocks: Tensor, place: int) -> Tensor:
@@ -86,7 +86,7 @@ def _q8_0(blocks: Tensor) -> Tensor:
 def _grouped(codes: Tensor, scale: Tensor, minimum: Tensor | None = None) -> Tensor:
     """``codes · scale - minimum``, these with a number for each group."""
     groups = codes.float().unflatten(-1, (scale.shape[-1], -1)) * scale[..., None]
-    return (groups if minimum is None else groups - minimum[..., None]).flatten(-2)
+    return torch.flatten(groups if minimum is None else groups - minimum[..., None], -2)
 
 
 def _q2_k(blocks: Tensor) -> Tensor:

@@ -43,7 +43,8 @@ def _files(header: Header) -> dict[str, str]:
 
 def model_config(header: Header) -> dict[str, Any]:
     """Return the fields of ``config.json``."""
-    values, architecture = header.values, header.values.get("general.architecture")
+    values = header.values
+    architecture = str(values.get("general.architecture"))
     if architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"{header.path} has the architecture {architecture!r}; treadle-gguf reads "

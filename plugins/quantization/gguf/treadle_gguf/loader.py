@@ -79,4 +79,4 @@ class GgufLoader:
 
 def _turned(tensor: Tensor, heads: int) -> Tensor:
     """Rows in the order of rotations by halves, from that of rotations by neighbours."""
-    return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return torch.flatten(tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2), 0, 2)
