@@ -7,7 +7,6 @@ __all__ = ("advice",)
 REPACKED = "treadle-gptq and treadle-awq read the same four bits in their usual packing"
 INSTEAD = {
     "aqlm": "its codebooks have no kernel here; use an AWQ or GPTQ checkpoint, or GGUF for 2 to 3 bits",
-    "auto-round": "export it with format 'auto_gptq', which treadle-gptq reads",
     "deepspeedfp": "it has a layout of DeepSpeed's own; load the original with --quantization fp8",
     "experts_int8": "load the checkpoint with --quantization fp8, which takes as much memory",
     "eetq": "load the original with --quantization fp8, which takes as much memory",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,11 @@ from treadle_gptq.scheme import GptqScheme
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearSpec
 from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+from treadle.plugins import PluginManager
+from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.linears import Layer, fill, pack
-from treadle.testing.packing import GptqFormat
+from treadle.testing.models import TinyModel
+from treadle.testing.packing import AwqFormat, GptqFormat, pack_checkpoint
 from treadle.testing.plugin import PluginSuite
 from treadle.testing.quantization import QuantizationSuite
 from treadle.testing.ranks import run_on_ranks
@@ -199,3 +204,28 @@ def test_four_bits_in_bfloat16_on_a_cpu_sort_the_weight_too() -> None:
     x = torch.randn(3, 128).bfloat16()
     expected = x.float() @ weight.t()
     assert (built(x).float() - expected).norm() < 0.01 * expected.norm()
+
+
+def test_checkpoints_of_auto_round(tmp_path: Path) -> None:
+    """The packing is that of GPTQ or AWQ, and layers in full are named one by one."""
+    source = make_checkpoint(tmp_path / "source", hidden_size=128, intermediate_size=128)
+    plugins, ids = PluginManager(), torch.arange(3, 20)
+    name = "model.layers.1.mlp.down_proj"
+    common = {
+        "quant_method": "auto-round",
+        "bits": 4,
+        "group_size": 32,
+        "sym": True,
+        "extra_config": {name: {"bits": 16, "data_type": "float"}},
+    }
+    cases = {"gptq": (GptqFormat(), "auto"), "awq": (AwqFormat(), "awq")}
+    for packing, (format, option) in cases.items():
+        packed, plain = tmp_path / packing, tmp_path / f"{packing} plain"
+        pack_checkpoint(source, packed, plain, format, ("1.mlp.down_proj",))
+        config = json.loads((packed / "config.json").read_text())
+        config["quantization_config"] = {**common, "packing_format": f"auto_round:auto_{packing}"}
+        (packed / "config.json").write_text(json.dumps(config))
+        logits = TinyModel(packed, plugins, quantization=option).logits(ids)
+        assert (logits - TinyModel(plain, plugins).logits(ids)).abs().max() < 1e-4
+    with pytest.raises(UnsupportedModelError, match="set --quantization awq"):
+        TinyModel(tmp_path / "awq", plugins)

@@ -15,6 +15,7 @@ from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
 __all__ = ("AwqConfig", "read_config")
 
 METHODS = ("awq", "awq_marlin")
+AUTO_ROUND = ("auto_round:auto_awq", "auto_awq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,11 @@ def read_config(checkpoint: Mapping[str, Any]) -> AwqConfig:
     variant that this plugin does not read, ``CheckpointError`` for values that mean nothing.
     """
     method = checkpoint.get("quant_method", "awq")
-    if not checkpoint or method not in METHODS:
+    if method == "auto-round" and checkpoint.get("packing_format") in AUTO_ROUND:
+        extra = checkpoint.get("extra_config") or {}
+        full = [n for n, v in extra.items() if isinstance(v, Mapping) and v.get("bits") == 16]
+        checkpoint = {**checkpoint, "modules_to_not_convert": full}
+    elif not checkpoint or method not in METHODS:
         state = f"is quantized with {method!r}" if checkpoint else "is not quantized"
         raise ConfigError(
             f"option quantization is 'awq', but this checkpoint {state}; leave the option out, or "

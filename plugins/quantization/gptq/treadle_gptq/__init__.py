@@ -12,7 +12,7 @@ from treadle.api.models import QuantizationScheme
 
 __all__ = ("treadle_match", "treadle_quantization")
 
-KEYS = ("gptq", "gptq_marlin")
+KEYS = ("gptq", "gptq_marlin", "auto-round")
 
 
 @impl

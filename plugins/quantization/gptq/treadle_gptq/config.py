@@ -15,7 +15,8 @@ from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
 
 __all__ = ("GptqConfig", "Packing", "read_config")
 
-METHODS = ("gptq", "gptq_marlin")
+METHODS = ("gptq", "gptq_marlin", "auto-round")
+AUTO_ROUND = ("auto_round:auto_gptq", "auto_gptq")
 BITS = (2, 4, 8)
 
 
@@ -82,6 +83,8 @@ def read_config(checkpoint: Mapping[str, Any]) -> GptqConfig:
             f"option quantization is 'gptq', but this checkpoint {state}; leave the option out, or "
             "choose a checkpoint whose config.json has a quantization_config of GPTQ"
         )
+    if method == "auto-round":
+        checkpoint = _from_auto_round(checkpoint)
     format = checkpoint.get("checkpoint_format") or checkpoint.get("format") or "gptq"
     if format not in ("gptq", "gptq_v2"):
         raise UnsupportedModelError(
@@ -97,6 +100,28 @@ def read_config(checkpoint: Mapping[str, Any]) -> GptqConfig:
         quantized_names=_names(checkpoint, "modules_in_block_to_quantize"),
         unquantized=_names(checkpoint, "modules_to_not_convert"),
     )
+
+
+def _from_auto_round(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What auto-round says, in the words of GPTQModel; ``extra_config`` has values of single layers."""
+    packing, extra = checkpoint.get("packing_format"), checkpoint.get("extra_config") or {}
+    if packing not in AUTO_ROUND:
+        hint = (
+            "set --quantization awq" if str(packing).endswith("awq") else "export it as auto_gptq"
+        )
+        raise UnsupportedModelError(
+            f"quantization_config says packing_format {packing!r}; treadle-gptq reads "
+            f"{', '.join(AUTO_ROUND)}: {hint}"
+        )
+    if not isinstance(extra, Mapping) or not all(isinstance(v, Mapping) for v in extra.values()):
+        raise CheckpointError("extra_config in quantization_config is not an object of layers")
+    rules: dict[str, Any] = {}
+    for name, values in extra.items():
+        bits = values.get("bits", checkpoint.get("bits"))
+        is_full = isinstance(bits, int) and bits >= 16
+        pattern = f"{re.escape(name)}$"
+        rules[f"-:{pattern}" if is_full else pattern] = {} if is_full else dict(values)
+    return {**checkpoint, "checkpoint_format": "gptq", "dynamic": rules}
 
 
 def _packing(values: Mapping[str, Any], source: str) -> Packing:
