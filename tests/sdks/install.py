@@ -2,7 +2,7 @@
 
     python tests/sdks/install.py                    # all of them: about 900 MB and four minutes
     python tests/sdks/install.py litellm node       # only these
-    pytest tests/sdks
+    pytest tests/sdks -m "slow or not slow"     # codex, claude and schemathesis are slow
 
 The folders lie in ``build/sdks``, or where ``TREADLE_SDKS`` says. Node packages need npm.
 """
