@@ -30,7 +30,7 @@ def document() -> Document:
     """The document that a server without options serves at ``/openapi.json``."""
     plugins = PluginManager()
     served = build(ServerContext(FakeEngine(plugins, "model"), ServerConfig()), plugins)
-    return complete_document(served.app.openapi_schema.to_schema())
+    return complete_document(served.app, served.app.openapi_schema.to_schema())
 
 
 def text() -> str:

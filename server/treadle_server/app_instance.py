@@ -14,7 +14,7 @@ from treadle_server.error_forms import ErrorForms
 from treadle_server.metric_names import MetricName
 from treadle_server.plugin_faults import PluginFaults
 
-__all__ = ("AppInstance",)
+__all__ = ("AppInstance", "public_routes")
 
 log = logging.getLogger("treadle.server")
 
@@ -22,7 +22,7 @@ SHUTDOWN_TIMEOUT = 10.0
 """Time limit of all shutdown hooks together, in seconds."""
 
 
-def _public_routes(app: Litestar) -> Iterator[tuple[str, str]]:
+def public_routes(app: Litestar) -> Iterator[tuple[str, str]]:
     """Yield methods and paths, without parameters, of handlers that say ``opt={"public": True}``."""
     for route in app.routes:
         if isinstance(route, HTTPRoute) and not route.path_parameters:
@@ -49,7 +49,7 @@ class AppInstance:
     ) -> None:
         self.app, self.faults = app, faults
         self.error_forms, self.metric_names = error_forms, metric_names
-        self.public_routes = frozenset(_public_routes(app))
+        self.public_routes = frozenset(public_routes(app))
         self._running = 0
         self._is_retired = False
         self._stop_event = asyncio.Event()

@@ -59,6 +59,54 @@ async def test_the_document_is_behind_the_key() -> None:
     assert answer.json()["security"] == [{"key": []}]
 
 
+async def test_every_error_that_a_route_may_answer_with_is_described() -> None:
+    """One of each kind: without a key, of a foreign host, with a body of another type, of no such name."""
+    async with serving(api_key=["k"]) as server:
+        key = {"authorization": "Bearer k"}
+        document = (await server.client.get("/openapi.json", headers=key)).json()
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                is_public = operation.get("security") == []
+                answer = await server.client.request(method, path)
+                assert (answer.status_code != 401) == is_public, (method, path)
+                for headers in ({}, key, {"host": "elsewhere.example", **key}):
+                    body = {"content": b"x"} if "requestBody" in operation else {}
+                    gzip = {"content-encoding": "gzip"} if body else {}
+                    answer = await server.client.request(
+                        method, path, headers={**headers, **gzip}, **body
+                    )
+                    said = operation["responses"].get(str(answer.status_code))
+                    assert said is not None, (method, path, answer.status_code, answer.text)
+                    if answer.status_code >= 400 and method != "head":
+                        schema = schema_of(document, said["content"])
+                        jsonschema.validate(answer.json(), schema)
+
+
+async def test_what_streams_and_metrics_are_is_described() -> None:
+    """Each answer's content type is said once, with one charset at most."""
+    async with serving() as server:
+        document = (await server.client.get("/openapi.json")).json()
+        requests = [("GET", "/metrics", None), ("GET", "/metrics", "application/openmetrics-text")]
+        for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions"):
+            requests.append(("POST", path, None))
+        body = {"messages": [USER], "input": "hi", "prompt": "hi", "stream": True, "max_tokens": 2}
+        for method, path, accept in requests:
+            known = document["paths"][path][method.lower()]
+            fields = {}
+            if method == "POST":
+                reference = known["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+                fields = document["components"]["schemas"][reference.split("/")[-1]]["properties"]
+            own = {k: v for k, v in body.items() if k in fields}
+            if "input" in own:
+                del own["prompt"]
+            headers = {"accept": accept} if accept else {}
+            answer = await server.client.request(method, path, json=own or None, headers=headers)
+            kind = answer.headers["content-type"]
+            assert answer.status_code == 200, answer.text
+            assert kind.split(";")[0] in known["responses"]["200"]["content"], (path, kind)
+            assert kind.count("charset") <= 1, kind
+
+
 async def test_an_empty_body_is_called_so() -> None:
     async with serving() as server:
         for path in BODIES:

@@ -14,7 +14,7 @@ from treadle_server.batches.service import check_endpoint
 from treadle_server.batches.wire import Batch, BatchList, BatchRequest
 from treadle_server.context import ServerContext
 from treadle_server.decode import request_body
-from treadle_server.openapi import ERROR_RESPONSES
+from treadle_server.openapi import CONFLICT, ERROR_RESPONSES
 from treadle_server.responses.prepare import check_metadata
 
 __all__ = ("handlers",)
@@ -62,7 +62,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     @post(
         "/v1/batches/{batch_id:str}/cancel",
         status_code=200,
-        responses=ERROR_RESPONSES,
+        responses={**ERROR_RESPONSES, **CONFLICT},
         summary="Stop a batch, which keeps the answers that it has",
     )
     async def cancel_batch(request: Request[Any, Any, Any]) -> Batch:

@@ -16,7 +16,7 @@ from treadle_server.batches.pages import FileQuery, page_of, query_of
 from treadle_server.batches.upload import receive_file
 from treadle_server.batches.wire import DeletedFile, FileList, FileObject
 from treadle_server.context import ServerContext
-from treadle_server.openapi import ERROR_RESPONSES
+from treadle_server.openapi import CONFLICT, ERROR_RESPONSES, UPLOAD
 
 __all__ = ("handlers",)
 
@@ -33,7 +33,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     @post(
         "/v1/files",
         status_code=200,
-        responses=ERROR_RESPONSES,
+        responses={**ERROR_RESPONSES, **UPLOAD},
         request_max_body_size=None,
         summary="Upload a file",
         description="The body is a form (`multipart/form-data`) with the fields `purpose` (`batch`) and "
@@ -80,7 +80,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     @delete(
         "/v1/files/{file_id:str}",
         status_code=200,
-        responses=ERROR_RESPONSES,
+        responses={**ERROR_RESPONSES, **CONFLICT},
         summary="Delete a file",
     )
     async def delete_file(request: Request[Any, Any, Any]) -> DeletedFile:

@@ -44,6 +44,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         "/v1/messages",
         dto=body,
         status_code=200,
+        opt={"other_media_type": "text/event-stream"},
         responses=RESPONSES,
         summary="Answer a conversation, in the form of the Anthropic API",
         description="With `stream`, the answer is a stream of the events of the Messages API, the "

@@ -46,6 +46,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         "/v1/responses",
         dto=request_body(ResponsesRequest, strict=context.config.strict_requests),
         status_code=200,
+        opt={"other_media_type": "text/event-stream"},
         responses=ERROR_RESPONSES,
         summary="Answer a conversation, and keep the answer for the next one",
         description="With `stream`, the answer is a stream of the events of the Responses API, the "

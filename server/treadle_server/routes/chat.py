@@ -41,6 +41,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         "/v1/chat/completions",
         dto=request_body(ChatRequest, strict=context.config.strict_requests),
         status_code=200,
+        opt={"other_media_type": "text/event-stream"},
         responses=ERROR_RESPONSES,
         summary="Answer a conversation",
         description="With `stream`, the answer is a stream of server-sent events, each of which "

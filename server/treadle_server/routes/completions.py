@@ -37,6 +37,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         "/v1/completions",
         dto=request_body(CompletionRequest, strict=context.config.strict_requests),
         status_code=200,
+        opt={"other_media_type": "text/event-stream"},
         responses=ERROR_RESPONSES,
         summary="Continue prompts",
         description="With `stream`, the answer is a stream of server-sent events, each of which "

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from litestar import Request, Response, get
+from litestar import MediaType, Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 
 from treadle.errors import EngineDeadError
@@ -19,7 +19,12 @@ TIMEOUT_FACTOR = 0.5
 
 
 def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
-    @get("/metrics")
+    @get(
+        "/metrics",
+        media_type=MediaType.TEXT,
+        opt={"other_media_type": "application/openmetrics-text"},
+        summary="Tell the values of all metrics to Prometheus",
+    )
     async def metrics(request: Request[Any, Any, Any]) -> Response[Any]:
         with suppress(EngineDeadError, TimeoutError):
             async with asyncio.timeout(
@@ -36,6 +41,8 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
             context.app_instance.metric_names,
             request.headers.get("accept", ""),
         )
+        if media_type.startswith("text/"):  # litestar adds the charset to a text
+            media_type = media_type.removesuffix("; charset=utf-8")
         return Response(page, media_type=media_type, status_code=200)
 
     return [metrics]

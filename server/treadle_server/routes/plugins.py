@@ -24,6 +24,7 @@ from treadle.testing.examination.listing import Row, rows
 from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
 from treadle_server.keys import Keys
+from treadle_server.openapi import CONFLICT, error_responses
 from treadle_server.plugin_reload import RELOADABLE, ReloadResult
 from treadle_server.reload import reload
 
@@ -34,6 +35,9 @@ class PluginList(msgspec.Struct, kw_only=True):
     object: str = "list"
     system_fingerprint: str
     data: list[dict[str, str]]
+
+
+BROKEN = error_responses({422: "The new code cannot be loaded; the old one stays"})
 
 
 def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
@@ -48,7 +52,12 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
             system_fingerprint=context.fingerprint, data=[describe(row, states) for row in row_list]
         )
 
-    @post("/plugins/{id:str}/reload", status_code=200, summary="Reload the code of a plugin")
+    @post(
+        "/plugins/{id:str}/reload",
+        status_code=200,
+        responses={**CONFLICT, **BROKEN},
+        summary="Reload the code of a plugin",
+    )
     async def reload_plugin(request: Request[Any, Any, Any]) -> ReloadResult:
         check_admin(context, admins, dict(reversed(cast("Any", request.scope)["headers"])))
         id = request.path_params["id"]

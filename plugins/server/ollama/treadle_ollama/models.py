@@ -96,14 +96,18 @@ def model_handlers(context: ServerContext) -> list[HTTPRouteHandler]:
             "details": details(context),
         }
 
-    @get("/api/tags", summary="List the names that requests may use, in the form of Ollama")
+    @get(
+        "/api/tags",
+        responses=RESPONSES,
+        summary="List the names that requests may use, in the form of Ollama",
+    )
     async def tags() -> ModelTags:
         modified = timestamp(context.started)
         return ModelTags(
             models=[ListedModel(**shared(n), modified_at=modified) for n in context.names]
         )
 
-    @get("/api/ps", summary="List the loaded models: those that are served")
+    @get("/api/ps", responses=RESPONSES, summary="List the loaded models: those that are served")
     async def ps() -> RunningModels:
         info = context.engine.info
         running: dict[str, Any] = {
@@ -126,7 +130,11 @@ def model_handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         served_name(context, data.model or data.name)
         return answer(request, shown(context))
 
-    @get("/api/version", summary="Tell the version of Ollama whose API is served")
+    @get(
+        "/api/version",
+        responses=RESPONSES,
+        summary="Tell the version of Ollama whose API is served",
+    )
     async def version() -> OllamaVersion:
         return OllamaVersion(version=API_VERSION)
 
