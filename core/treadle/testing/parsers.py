@@ -33,6 +33,7 @@ from treadle.api.parsers import (
     ReasoningParser,
     StreamParser,
     SupportsReasoningOpener,
+    SupportsSpecialTags,
     TextDelta,
     Tool,
     ToolCallDelta,
@@ -83,10 +84,16 @@ def reasoning(content: str) -> ReasoningDelta:
     return ReasoningDelta(content)
 
 
+def tags_of(parser: object) -> Sequence[str]:
+    return parser.special_tags if isinstance(parser, SupportsSpecialTags) else ()
+
+
 class ToolParserSuite(StreamParserSuite):
     """Checks that calls are found and that other text stays unchanged.
 
     ``streams`` is whether arguments are emitted before a call is complete; ``prose`` has no calls.
+    ``malformed`` are calls that are none: text as a whole. ``block`` is what stands before, between
+    and behind the calls of one output, and ``sound`` is a call of the function ``f``.
     """
 
     cases: ClassVar[Sequence[tuple[str, Sequence[Delta]]]] = ()
@@ -94,6 +101,9 @@ class ToolParserSuite(StreamParserSuite):
     tools: ClassVar[Sequence[Tool]] = TOOLS
     tokenizer: ClassVar[Any] = CodePointTokenizer()
     streams: ClassVar[bool] = True
+    malformed: ClassVar[Sequence[str]] = ()
+    block: ClassVar[tuple[str, str, str]] = ("", "", "")
+    sound: ClassVar[str] = ""
 
     def open(self) -> ToolParser:
         return self.opener.create(
@@ -132,15 +142,48 @@ class ToolParserSuite(StreamParserSuite):
                 assert is_json_prefix(text), f"arguments {text!r} are not JSON, from {output!r}"
 
     def test_text_is_never_lost(self) -> None:
-        """Without a call, the text is the output. What follows a broken call is not swallowed."""
+        """Without a call, all but the tags is text. What follows a broken call is not swallowed."""
         for output in (*self.prose, *self.broken()):
             deltas = self.parse(self.open, [output])
             calls = [delta for delta in deltas if isinstance(delta, ToolCallDelta)]
             if not calls:
-                assert collect(deltas) == output
+                assert collect(deltas) == self.without_tags(output)
             elif FOREIGN_TEXT in output:
                 emitted = collect(deltas) + "".join(delta.arguments for delta in calls)
                 assert FOREIGN_TEXT in emitted, f"its end is missing: {output!r} became {deltas}"
+
+    def without_tags(self, output: str) -> str:
+        for tag in tags_of(self.open()):
+            output = output.replace(tag, "")
+        return output
+
+    def test_no_tag_is_text(self) -> None:
+        """Tags are for the parser, whether a call becomes of them or not."""
+        for output in (*(output for output, _ in self.cases), *self.broken()):
+            content = collect(self.parse(self.open, [output]))
+            for tag in tags_of(self.open()):
+                assert tag not in content, f"{tag!r} is left of {output!r}"
+
+    def test_a_malformed_call_is_text(self) -> None:
+        """As a whole: never half a call."""
+        if not self.malformed:
+            pytest.skip("it was given no malformed calls")
+        begin, _, end = self.block
+        for item in self.malformed:
+            output = f"{begin}{item}{end}"
+            expected = [text(content)] if (content := self.without_tags(output)) else []
+            assert self.parse(self.open, [output]) == expected, f"of {output!r}"
+
+    def test_a_malformed_call_spares_its_siblings(self) -> None:
+        if not (self.malformed and self.sound):
+            pytest.skip("it was given no malformed calls, or no sound one")
+        begin, separator, end = self.block
+        for item in self.malformed:
+            output = begin + separator.join((self.sound, item, self.sound)) + end
+            deltas = self.parse(self.open, [output])
+            calls = [d for d in deltas if isinstance(d, ToolCallDelta)]
+            assert [d.name for d in calls] == ["f", "f"], f"{output!r} became {deltas}"
+            assert self.without_tags(item).strip() in collect(deltas), f"lost of {output!r}"
 
     def test_prose_holds_no_calls(self) -> None:
         for output in self.prose:
@@ -213,11 +256,15 @@ class ToolParserSuite(StreamParserSuite):
 
 
 class ReasoningSuite(StreamParserSuite):
-    """Reasoning apart from the answer. A case is a prompt, an output, and what becomes of it."""
+    """Reasoning apart from the answer. A case is a prompt, an output, and what becomes of it.
+
+    ``call_openers`` are tags that begin a tool call, which ends a thought that is still open.
+    """
 
     cases: ClassVar[Sequence[tuple[str, str, Sequence[Delta]]]] = ()
     prose: ClassVar[Sequence[str]] = PROSE
     tags: ClassVar[Sequence[str]] = ("<think>", "</think>")
+    call_openers: ClassVar[Sequence[str]] = ("<tool_call>",)
     tokenizer: ClassVar[Any] = CodePointTokenizer()
 
     def open(self, prompt: str) -> ReasoningParser:
@@ -229,7 +276,13 @@ class ReasoningSuite(StreamParserSuite):
         for output, open_, _ in self.expected():
             yield output, open_
         begin, end = self.tags
-        for output in (*self.prose, f"{begin}hm{end}yes", f"hm{end}yes", f"{begin}hm"):
+        for output in (
+            *self.prose,
+            f"{begin}hm{end}yes",
+            f"{begin}hm{end}yes{end}no",
+            f"hm{end}yes",
+            f"{begin}hm",
+        ):
             yield output, partial(self.open, "")
 
     def expected(self) -> Iterator[tuple[str, Callable[[], StreamParser], Sequence[Delta]]]:
@@ -244,6 +297,20 @@ class ReasoningSuite(StreamParserSuite):
                 deltas = self.parse(open_, [broken])
                 emitted = "".join(d.text for d in deltas if not isinstance(d, ToolCallDelta))
                 assert self.bare(emitted) == self.bare(broken), f"{broken!r} became {deltas}"
+
+    def test_no_tag_is_left(self) -> None:
+        """Also not one that closes what nobody opened."""
+        for output, open_ in self.samples():
+            for delta in self.parse(open_, [output]):
+                for tag in self.tags:
+                    assert tag not in getattr(delta, "text", ""), f"{tag!r} is left of {output!r}"
+
+    def test_a_call_ends_an_open_thought(self) -> None:
+        """A model that calls a tool while it thinks has thought enough."""
+        for opener in self.call_openers:
+            output = f"{self.tags[0]}hm\n{opener}\n{{}}"
+            deltas = self.parse(partial(self.open, ""), [output])
+            assert opener in collect(deltas), f"{output!r} became {deltas}"
 
     def bare(self, output: str) -> str:
         for tag in self.tags:

@@ -27,15 +27,18 @@ CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 
 class IncrementalJson:
     """A checker of one JSON value. ``done``: the value is complete. ``failed``: it is invalid.
+    ``has_member``: an object in it has a key and the colon after it.
 
     Line breaks and other control characters inside a string, which JSON forbids and models write,
     come out escaped. A top-level number or word is complete only with the character after it.
     """
 
-    __slots__ = ("_closers", "_escape", "_in_string", "_out", "_state", "_word", "done", "failed")
+    __slots__ = (
+        "_closers", "_escape", "_in_string", "_out", "_state", "_word", "done", "failed", "has_member",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.done = self.failed = False
+        self.done = self.failed = self.has_member = False
         self._closers: list[str] = []
         self._state = "value"  # or: first key, key, colon, first item, next
         self._in_string = False
@@ -133,7 +136,7 @@ class IncrementalJson:
             if state in ("key", "first key"):
                 self._state = "colon"
         elif char == ":" and state == "colon":
-            self._state = "value"
+            self._state, self.has_member = "value", True
             self._out.append(char)
             return pos + 1
         elif char == "," and state == "next":

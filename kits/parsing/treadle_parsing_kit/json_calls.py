@@ -8,7 +8,7 @@ from collections.abc import Callable
 from treadle.api.parsers import Delta, ToolCallDelta
 from treadle_parsing_kit.incremental_json import BLANKS, IncrementalJson
 
-__all__ = ("JsonToolCallReader", "is_name")
+__all__ = ("ArgumentsReader", "JsonToolCallReader", "is_name")
 
 ARGUMENTS = ("arguments", "parameters")
 MAX_NAME_LEN = 128
@@ -23,10 +23,11 @@ class JsonToolCallReader:
     """A ``ToolCallReader`` of JSON objects: ``{"name": "f", "arguments": {…}}``.
 
     ``parameters`` means the same as ``arguments``. Keys may come in any order, with others between
-    them. ``begun`` is set once the name and the opening of the arguments are known: from then on the
-    arguments stream as they come, and cannot be taken back. ``accepts`` may refuse a name; ``keys``,
-    if given, are all keys that such an object may have. Arguments may be missing or ``null``, which
-    means none, or a string of JSON, which is unpacked.
+    them. ``begun`` is set once the name and the first key of the arguments are known: from then on the
+    arguments stream as they come, and cannot be taken back. Others are a call when the object is
+    complete. ``accepts`` may refuse a name; ``keys``, if given, are all keys that such an object may
+    have. Arguments may be ``null``, which means none, or a string of JSON, which is unpacked; an object
+    without them is no call.
     """
 
     __slots__ = (
@@ -134,8 +135,6 @@ class JsonToolCallReader:
         self._kind = kind
         if kind:
             self._value = IncrementalJson()
-        if kind == "object" and self._name is not None:
-            self._begin()
         return pos
 
     def _read_value(self, text: str, pos: int) -> int:
@@ -150,6 +149,8 @@ class JsonToolCallReader:
         if self._kind != "object" or not self.begun:
             self._raw.append(text[pos:end])
         self.failed = value.failed
+        if self._kind == "object" and self._name is not None and value.has_member:
+            self._begin()
         if value.done:
             self._value = None
             self._expect = "colon" if self._kind == "key" else "next"
@@ -164,16 +165,12 @@ class JsonToolCallReader:
         elif self._kind == "name":
             self._name = json.loads(text)
             self.failed = not is_name(self._name or "") or not self._accepts(self._name or "")
-            if self._has_arguments and not self.failed:
-                self._begin()
         elif self._kind != "other":
             self._has_arguments = True
             if self._kind == "string":
                 self._unpack(json.loads(text))
             elif self._kind == "null":
                 self._arguments.append("{}")
-            if self._name is not None and not self.failed and not self.begun:
-                self._begin()
 
     def _unpack(self, text: str) -> None:
         reader = IncrementalJson()
@@ -184,19 +181,17 @@ class JsonToolCallReader:
         self.failed = not is_complete or any("\ud800" <= char <= "\udfff" for char in text)
 
     def _close(self, pos: int) -> int:
-        if self._name is None:
+        if self._name is None or not self._has_arguments:
             self.failed = True
             return pos
-        if not self._has_arguments:
-            self._arguments.append("{}")
-            self._begin()
-        self.done = True
+        self.begun = self.done = True
         self._raw.clear()
         return pos + 1
 
     def _begin(self) -> None:
-        self.begun = True
-        self._raw.clear()
+        if not self.begun:
+            self.begun = True
+            self._raw.clear()
 
 
 AFTER = {
@@ -204,3 +199,40 @@ AFTER = {
     ("colon", ":"): "value",
     ("next", ","): "key",
 }
+
+
+class ArgumentsReader:
+    """A ``ToolCallReader`` of the arguments of a call whose name stands before them."""
+
+    __slots__ = ("_index", "_name", "_raw", "_value", "begun", "done", "failed")
+
+    def __init__(self, index: int, name: str) -> None:
+        self._index = index
+        self._name: str | None = name
+        self._raw: list[str] = []
+        self._value = IncrementalJson()
+        self.begun = self.done = self.failed = False
+
+    @property
+    def rest(self) -> str:
+        return self._value.pending if self.begun else "".join(self._raw)
+
+    def feed(self, text: str, pos: int = 0) -> tuple[int, list[Delta]]:
+        end = self._value.feed(text, pos)
+        self.done, self.failed = self._value.done, self._value.failed
+        self.begun = self.begun or self.done or self._value.has_member
+        if not self.begun:
+            self._raw.append(text[pos:end])
+        return end, self._pop_deltas()
+
+    def finish(self) -> list[Delta]:
+        if not self.begun:
+            return []
+        closing = self._value.close()
+        return self._pop_deltas(closing)
+
+    def _pop_deltas(self, closing: str = "") -> list[Delta]:
+        if not self.begun or not (text := self._value.pop_output() + closing):
+            return []
+        name, self._name = self._name, None
+        return [ToolCallDelta(self._index, name, text)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-__all__ = ("partial_match_len",)
+__all__ = ("TagFilter", "partial_match_len")
 
 
 def partial_match_len(text: str, tags: Sequence[str]) -> int:
@@ -17,3 +18,33 @@ def partial_match_len(text: str, tags: Sequence[str]) -> int:
         ):
             return size
     return 0
+
+
+class TagFilter:
+    """Removes the tags of a format from text that comes in pieces.
+
+    Tags are for the parser: where they belong to no call and to no thought, readers do not see them
+    either. ``pending`` is the end of the text that may be the beginning of a tag.
+    """
+
+    __slots__ = ("_pattern", "_tags", "pending")
+
+    def __init__(self, tags: Sequence[str]) -> None:
+        self._tags = tuple(tags)
+        longest_first = sorted(self._tags, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self.pending = ""
+
+    def feed(self, text: str) -> str:
+        """Return what is certain of ``text``, without tags."""
+        if not self._tags:
+            return text
+        *before, text = self._pattern.split(self.pending + text)
+        num_pending = partial_match_len(text, self._tags)
+        self.pending = text[len(text) - num_pending :]
+        return "".join(before) + text[: len(text) - num_pending]
+
+    def finish(self) -> str:
+        """Return the pending text: no tag has come of it."""
+        text, self.pending = self.pending, ""
+        return text

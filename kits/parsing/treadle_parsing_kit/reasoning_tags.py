@@ -6,9 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle.api.parsers import Delta, ReasoningDelta, TextDelta
-from treadle_parsing_kit.partial_match import partial_match_len
+from treadle_parsing_kit.partial_match import TagFilter, partial_match_len
 
-__all__ = ("TaggedReasoningParser", "prompt_reasoning_state")
+__all__ = ("CALL_OPENERS", "TaggedReasoningParser", "prompt_reasoning_state")
+
+CALL_OPENERS = (
+    "<tool_call>",
+    "<tool_calls>",
+    "<|tool_call|>",
+    "<|tool_call>",
+    "<function_call>",
+    "[TOOL_CALLS]",
+    "<|python_tag|>",
+    "<|python_start|>",
+    "<|action_start|>",
+    "<｜tool▁calls▁begin｜>",
+    "<|tool_calls_section_begin|>",
+    "<minimax:tool_call>",
+)
+"""What begins a tool call in some format: in the middle of a thought, it ends the thought."""
 
 
 def prompt_reasoning_state(
@@ -48,17 +64,30 @@ class TaggedReasoningParser:
 
     ``always``: the model reasons even if neither it nor the prompt writes the first tag. Without
     it, an answer that does not begin with the tag is text. Whitespace next to tags is dropped.
+    ``aliases`` are other spellings of the two tags. ``hidden`` are the tags that are dropped wherever
+    they stand, by default the two: one that closes what nobody opened, for instance.
     """
 
     def __init__(
-        self, special_tags: tuple[str, str], prompt: tuple[bool | None, str], *, always: bool
+        self,
+        special_tags: tuple[str, str],
+        prompt: tuple[bool | None, str],
+        *,
+        always: bool,
+        aliases: tuple[Sequence[str], Sequence[str]] = ((), ()),
+        hidden: Sequence[str] | None = None,
     ) -> None:
         in_reasoning, tail = prompt
-        self.special_tags = special_tags
+        begin, end = special_tags
+        self._opening_tag = begin
+        self._begins, self._ends = (begin, *aliases[0]), (end, *aliases[1])
+        hidden = special_tags if hidden is None else hidden
+        self.special_tags: tuple[str, ...] = tuple(dict.fromkeys((begin, end, *hidden)))
         self.in_reasoning = always if in_reasoning is None else in_reasoning
         self._fresh = True  # only whitespace since the last tag
         self._whitespace: list[str] = []
         self._pending = ""
+        self._filter = TagFilter(hidden)
         self._state = "begin"
         self._answered = in_reasoning is False  # the prompt has ended the reasoning
         if in_reasoning and tail.strip():  # the prompt has begun the reasoning
@@ -67,7 +96,7 @@ class TaggedReasoningParser:
     @property
     def opening_tag(self) -> str | None:
         """See ``treadle.api.parsers.Opens``."""
-        return None if self._answered or self._state != "begin" else self.special_tags[0]
+        return None if self._answered or self._state != "begin" else self._opening_tag
 
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
         text, self._pending = self._pending + text, ""
@@ -81,8 +110,7 @@ class TaggedReasoningParser:
                 text = text.lstrip()
                 self._state = "text" if text else "after"
             else:
-                deltas.append(TextDelta("".join(self._whitespace) + text))
-                self._whitespace.clear()
+                self._answer(text, deltas)
                 text = ""
         return deltas
 
@@ -90,37 +118,49 @@ class TaggedReasoningParser:
         text, self._pending = self._pending, ""
         if self.in_reasoning:
             return self._think(text) if text else []
-        text = "".join(self._whitespace) + text
+        deltas: list[Delta] = []
+        self._answer(text, deltas)
+        text = self._filter.finish()
+        return [*deltas, TextDelta(text)] if text else deltas
+
+    def _answer(self, text: str, deltas: list[Delta]) -> None:
+        text = self._filter.feed("".join(self._whitespace) + text)
         self._whitespace.clear()
-        return [TextDelta(text)] if text else []
+        if text:
+            deltas.append(TextDelta(text))
 
     def _begin(self, text: str) -> str:
         """Look for the first tag after any whitespace."""
         stripped = text.lstrip()
         self._whitespace.append(text[: len(text) - len(stripped)])
-        if stripped.startswith(self.special_tags[0]):
+        if any(len(tag) > len(stripped) and tag.startswith(stripped) for tag in self._begins):
+            self._pending = stripped  # or nothing is left
+            return ""
+        found = max((tag for tag in self._begins if stripped.startswith(tag)), key=len, default="")
+        if found:
             self._whitespace.clear()
             self.in_reasoning, self._state = True, "inside"
-            return stripped[len(self.special_tags[0]) :]
-        if self.special_tags[0].startswith(stripped):  # or nothing is left
-            self._pending = stripped
-            return ""
+            return stripped[len(found) :]
         self._state = "inside" if self.in_reasoning else "text"
         if self.in_reasoning:
             self._whitespace.clear()
         return stripped
 
     def _inside(self, text: str, deltas: list[Delta]) -> str:
-        before, end, rest = text.partition(self.special_tags[1])
-        if end:
-            deltas += self._think(before)
-            self._whitespace.clear()
-            self.in_reasoning, self._state = False, "after"
-            return rest
-        num_pending = partial_match_len(text, (self.special_tags[1],))
-        deltas += self._think(text[: len(text) - num_pending])
-        self._pending = text[len(text) - num_pending :]
-        return ""
+        tags = (*self._ends, *self._begins, *CALL_OPENERS)
+        found = [(start, -len(tag), tag) for tag in tags if (start := text.find(tag)) >= 0]
+        if not found:
+            num_pending = partial_match_len(text, tags)
+            deltas += self._think(text[: len(text) - num_pending])
+            self._pending = text[len(text) - num_pending :]
+            return ""
+        start, _, tag = min(found)
+        deltas += self._think(text[:start])
+        if tag in self._begins:
+            return text[start + len(tag) :]
+        self._whitespace.clear()
+        self.in_reasoning, self._state = False, "after"
+        return text[start + len(tag) * (tag in self._ends) :]
 
     def _think(self, text: str) -> list[Delta]:
         """Return reasoning without the whitespace around it; that at its end waits for more."""

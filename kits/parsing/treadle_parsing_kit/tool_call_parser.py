@@ -1,7 +1,8 @@
 """The frame of a tool call parser: text around calls, and input that is not certain yet.
 
 A piece of output may end anywhere. Whatever a parser reads is either returned as a delta or kept,
-word for word, until it is certain what it is: a candidate that is not a call comes out as text.
+word for word, until it is certain what it is: a candidate that is not a call comes out as text, as
+a whole, without the tags of the format.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from treadle.api.parsers import Delta, TextDelta
-from treadle_parsing_kit.partial_match import partial_match_len
+from treadle_parsing_kit.partial_match import TagFilter, partial_match_len
 
 __all__ = ("TextAroundCalls", "ToolCallParser", "ToolCallReader")
 
@@ -82,7 +83,7 @@ class ToolCallParser:
 
     A subclass implements ``read_text`` (outside calls) and ``read_after_call``. Tags and whitespace
     of the format are put into ``call_prefix``, where they wait until a call follows; without one
-    they come out as text. ``pending`` is the end of a piece that may be the beginning of a tag.
+    they come out as text, which never has ``special_tags`` in it. ``pending`` is the end of a piece that may be the beginning of a tag.
     """
 
     special_tags: Sequence[str] = ()
@@ -95,6 +96,7 @@ class ToolCallParser:
         self.calls = 0
         self._out: list[Delta] = []
         self._text_around = TextAroundCalls()
+        self._tag_filter = TagFilter(self.special_tags)
         self._reader: ToolCallReader | None = None
 
     def read_text(self, text: str, pos: int) -> int:
@@ -120,6 +122,7 @@ class ToolCallParser:
             self.emit_text("".join(self.call_prefix) + self._reader.rest)
         elif self.mode != self.read_after_call:  # after a call, the rest belongs to the format
             self.emit_text("".join(self.call_prefix) + self.pending)
+        self._flush_text()
         self._out += self._text_around.finish()
         self.call_prefix.clear()
         self.pending, self._reader, self.mode = "", None, self.read_text
@@ -127,10 +130,11 @@ class ToolCallParser:
 
     def emit_text(self, text: str) -> None:
         """Add ``text`` to the deltas: it is not part of a call."""
-        self._out += self._text_around.emit_text(text)
+        self._out += self._text_around.emit_text(self._tag_filter.feed(text))
 
     def start_call(self, reader: ToolCallReader) -> None:
         """Let ``reader`` read from here; ``call_prefix`` belongs to the call that it may find."""
+        self._flush_text()
         self._reader = reader
         self.mode = self._read_call
 
@@ -141,26 +145,34 @@ class ToolCallParser:
         self.mode = self.read_text
         return pos
 
+    def recover(self, pos: int) -> int:
+        """Go on at position ``pos``, behind a call that is broken: other calls may follow it."""
+        return self.abandon_call(pos)
+
     def end_call(self, pos: int) -> int:
         """Return to ``read_text`` at position ``pos``, where the format of a call ends."""
         self.call_prefix.clear()
         self.mode = self.read_text
         return pos
 
-    def find_tag(self, text: str, pos: int, tag: str) -> int:
-        """Return the position after the next ``tag``, or -1 if there is none.
+    def find_tag(self, text: str, pos: int, *tags: str) -> tuple[str, int]:
+        """Return the next of ``tags`` and the position after it; if there is none, ``""`` and the end
+        of the text. Emits the text before the tag, and keeps in ``pending`` what may begin one."""
+        before, tag, end = self.scan(text, pos, *tags)
+        self.emit_text(before)
+        return tag, end
 
-        Emits the text before the tag. Without one, emits all text that cannot belong to it and
-        keeps the rest in ``pending``.
-        """
-        start = text.find(tag, pos)
-        if start >= 0:
-            self.emit_text(text[pos:start])
-            return start + len(tag)
-        num_pending = partial_match_len(text[max(pos, len(text) - len(tag)) :], (tag,))
-        self.emit_text(text[pos : len(text) - num_pending])
+    def scan(self, text: str, pos: int, *tags: str) -> tuple[str, str, int]:
+        """Return the text before the next of ``tags``, and what ``find_tag`` returns."""
+        found = min(
+            ((start, tag) for tag in tags if (start := text.find(tag, pos)) >= 0), default=None
+        )
+        if found is not None:
+            return text[pos : found[0]], found[1], found[0] + len(found[1])
+        longest = max(map(len, tags))
+        num_pending = partial_match_len(text[max(pos, len(text) - longest) :], tags)
         self.pending = text[len(text) - num_pending :]
-        return -1
+        return text[pos : len(text) - num_pending], "", len(text)
 
     def expect_tag(self, text: str, pos: int, tag: str) -> int | None:
         """Return the position after ``tag`` if it stands at ``pos``; ``None`` if other text does.
@@ -186,7 +198,7 @@ class ToolCallParser:
             self.call_prefix.append(reader.rest)
             self.calls += reader.begun
             self._reader = None
-            return self.abandon_call(pos)
+            return self.recover(pos)
         if reader.done:
             self.calls += 1
             self._reader = None
@@ -197,6 +209,9 @@ class ToolCallParser:
         if reader.begun:
             self.call_prefix.clear()
             self._text_around.start_call()
+
+    def _flush_text(self) -> None:
+        self._out += self._text_around.emit_text(self._tag_filter.finish())
 
     def _pop_deltas(self) -> list[Delta]:
         """Return and clear the deltas; adjacent texts become one."""

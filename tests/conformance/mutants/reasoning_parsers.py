@@ -10,7 +10,7 @@ from treadle.testing.streams import PROSE
 SOURCE = f"""
 from treadle.api import impl
 from treadle.api.matching import Match
-from treadle.api.parsers import TextDelta
+from treadle.api.parsers import ReasoningDelta, TextDelta
 from treadle_parsing_kit.reasoning_tags import TaggedReasoningParser, prompt_reasoning_state
 
 KIND = "reasoning_parsers"
@@ -108,6 +108,22 @@ SPECIMENS = (
                 mine("""
     def _think(self, text):
         return super()._think(text.replace("</th~", "~"))
+"""),
+            ),
+            Mutant(  # leaves a tag that nobody opened
+                "test_no_tag_is_left",
+                {
+                    "TAGS, prompt_reasoning_state(prompt, TAGS, tokenizer), always=False": "TAGS, prompt_reasoning_state(prompt, TAGS, tokenizer), always=False, hidden=()"
+                },
+            ),
+            Mutant(  # takes a call for a part of the thought
+                "test_a_call_ends_an_open_thought",
+                mine("""
+    def feed(self, text, ids):
+        return [
+            ReasoningDelta(d.text) if d.text.startswith("<tool_call>") else d
+            for d in super().feed(text, ids)
+        ]
 """),
             ),
             Mutant(  # says that it is open for ever

@@ -6,6 +6,7 @@ from mutants.specimen import Mutant, Specimen
 from treadle.api.matching import ModelTraits
 from treadle.testing.parsers import TOOLS, ToolParserSuite, call, text
 from treadle.testing.streams import PROSE
+from treadle.testing.tool_calls import MALFORMED, SOUND
 
 MATCH = """
 @impl
@@ -25,6 +26,7 @@ MATCHING = (
 )
 SOURCE = f"""
 from treadle.api import impl
+from treadle_parsing_kit.partial_match import TagFilter
 from treadle_parsing_kit.tool_call_parser import TextAroundCalls
 from treadle.api.structured_output import GrammarSpec
 from treadle.api.matching import Match
@@ -99,9 +101,15 @@ ONE = f'<tool_call>\n{{"name": "f", "arguments": {X}}}\n</tool_call>'
 class Calls(ToolParserSuite):
     cases = [
         (f"Well.\n{ONE}\n{ONE}", [text("Well.\n"), call(0, "f", X), call(1, "f", X)]),
-        ('<tool_call>{"name": "g"}</tool_call> ok', [call(0, "g", "{}"), text(" ok")]),
+        (
+            '<tool_call>{"name": "g", "arguments": {}}</tool_call> ok',
+            [call(0, "g", "{}"), text(" ok")],
+        ),
     ]
-    tools = TOOLS[-1:]
+    malformed = MALFORMED
+    block = ("<tool_call>", "\n", "</tool_call>")
+    sound = SOUND
+    tools = TOOLS
     prose = PROSE[:5]
     lengths = (250, 1000)
     matched = MATCHED
@@ -133,10 +141,10 @@ class Mine"""
             Mutant(  # says what may be the beginning of a tag
                 "test_any_chunking_gives_the_same",
                 mine("""
-    def find_tag(self, text, at, tag):
-        found = text.find(tag, at)
-        self.emit_text(text[at : found if found >= 0 else len(text)])
-        return found if found < 0 else found + len(tag)
+    def scan(self, text, at, *tags):
+        before, tag, end = super().scan(text, at, *tags)
+        before, self.pending = before + self.pending, ""
+        return before, tag, end
 """),
             ),
             Mutant(  # keeps its state where all others keep theirs
@@ -188,6 +196,41 @@ class Mine"""
     def abandon_call(self, at):
         self.call_prefix.clear()
         return super().abandon_call(at)
+"""),
+                also=frozenset(
+                    {"test_a_malformed_call_is_text", "test_a_malformed_call_spares_its_siblings"}
+                ),
+                why="a malformed call is such a text",
+            ),
+            Mutant(  # leaves tags that nothing came of
+                "test_no_tag_is_text",
+                mine("""
+    def __init__(self, *given):
+        super().__init__(*given)
+        self._tag_filter = TagFilter(())
+"""),
+                also=frozenset({"test_text_is_never_lost", "test_a_malformed_call_is_text"}),
+                why="all compare text without tags",
+            ),
+            Mutant(  # hands on the name before anything is certain
+                "test_a_malformed_call_is_text",
+                mine("""
+    def feed(self, text, ids):
+        found = super().feed(text, ids)
+        reader = self._reader
+        if reader is not None and reader._name and not reader.begun:
+            found.append(ToolCallDelta(self.calls, reader._name, ""))
+            reader.begun = reader._name_sent = True
+        return found
+"""),
+                also=frozenset({"test_a_malformed_call_spares_its_siblings"}),
+                why="a call too many stands among the others",
+            ),
+            Mutant(  # gives the rest of a block up
+                "test_a_malformed_call_spares_its_siblings",
+                mine("""
+    def recover(self, at):
+        return self.abandon_call(at)
 """),
             ),
             Mutant(  # takes any JSON for a call

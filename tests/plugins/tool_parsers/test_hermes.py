@@ -1,5 +1,6 @@
 from treadle.testing.parsers import ToolParserSuite, call, text
 from treadle.testing.plugin import PluginSuite
+from treadle.testing.tool_calls import MALFORMED, SOUND
 
 ONE = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 LONG = (
@@ -10,6 +11,9 @@ LONG = (
 
 class TestHermes(PluginSuite, ToolParserSuite):
     plugin = "tool_parsers:hermes"
+    malformed = MALFORMED
+    block = ("<tool_call>", "</tool_call><tool_call>", "</tool_call>")
+    sound = SOUND
     cases = [
         (ONE, [call(0, "f", '{"x": 1}')]),
         (f"Let me look.\n{ONE}", [text("Let me look.\n"), call(0, "f", '{"x": 1}')]),
@@ -38,7 +42,7 @@ class TestHermes(PluginSuite, ToolParserSuite):
         ),
         # Written loosely: no closing tag, several objects in a block, line breaks in a string.
         (
-            '<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "g"}\n{"name": "f", '
+            '<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "g", "arguments": {}}\n{"name": "f", '
             '"arguments": null}',
             [call(0, "f", "{}"), call(1, "g", "{}"), call(2, "f", "{}")],
         ),
@@ -51,42 +55,42 @@ class TestHermes(PluginSuite, ToolParserSuite):
             [call(0, "f", r'{"x": ["\n"]}'), text(" ok")],
         ),
         # Not calls.
-        ("a <tool_call> is a tag", [text("a <tool_call> is a tag")]),
+        ("a <tool_call> is a tag", [text("a  is a tag")]),
         (
             f"<tool_call><tool_call>{ONE}",
-            [text("<tool_call><tool_call>"), call(0, "f", '{"x": 1}')],
+            [call(0, "f", '{"x": 1}')],
         ),
-        ('<tool_call>{"name": 3}</tool_call>', [text('<tool_call>{"name": 3}</tool_call>')]),
-        ('<tool_call>{"name": ""}</tool_call>', [text('<tool_call>{"name": ""}</tool_call>')]),
+        ('<tool_call>{"name": 3}</tool_call>', [text('{"name": 3}')]),
+        ('<tool_call>{"name": ""}</tool_call>', [text('{"name": ""}')]),
         (
             '<tool_call>{"name": "\\ud800"}</tool_call>',
-            [text('<tool_call>{"name": "\\ud800"}</tool_call>')],
+            [text('{"name": "\\ud800"}')],
         ),
         (
             '<tool_call>{"arguments": {"x": 1}}</tool_call>',
-            [text('<tool_call>{"arguments": {"x": 1}}</tool_call>')],
+            [text('{"arguments": {"x": 1}}')],
         ),
         (
             '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
-            [text('<tool_call>{"name": "f", "arguments": [1]}</tool_call>')],
+            [text('{"name": "f", "arguments": [1]}')],
         ),
         (
             '<tool_call>{"name": "f", "arguments": "no"}</tool_call>',
-            [text('<tool_call>{"name": "f", "arguments": "no"}</tool_call>')],
+            [text('{"name": "f", "arguments": "no"}')],
         ),
-        ('<tool_call>{"name": "f", "argu', [text('<tool_call>{"name": "f", "argu')]),
-        ("<tool_call>\n", [text("<tool_call>\n")]),
+        ('<tool_call>{"name": "f", "argu', [text('{"name": "f", "argu')]),
+        ("<tool_call>\n", [text("\n")]),
         (" \n", [text(" \n")]),
         # What has been handed on stays; the rest is text.
         (
             '<tool_call>{"name": "f", "arguments": {"x": [1, tru]}}</tool_call>',
-            [call(0, "f", '{"x": [1, '), text("tru]}}</tool_call>")],
+            [call(0, "f", '{"x": [1, '), text("tru]}}")],
         ),
         ('<tool_call>{"name": "f", "arguments": {"x": "a\\u00', [call(0, "f", '{"x": "a\\u00')]),
         ('<tool_call>{"name": "f", "arguments": {"x": -1', [call(0, "f", '{"x": -1')]),
         ('<tool_call>{"name": "f", "arguments": {"x": 1}}\n</tool', [call(0, "f", '{"x": 1}')]),
         (
             '<tool_call>{"name": "f", "arguments": {}, "name": "g"}',
-            [call(0, "f", "{}"), text(', "name": "g"}')],
+            [text('{"name": "f", "arguments": {}, "name": "g"}')],
         ),
     ]

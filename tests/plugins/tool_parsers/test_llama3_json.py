@@ -10,6 +10,7 @@ from treadle.plugins import PluginManager
 from treadle.testing.grammars import sample_texts
 from treadle.testing.parsers import ToolParserSuite, call, text
 from treadle.testing.plugin import PluginSuite
+from treadle.testing.tool_calls import MALFORMED, SOUND
 
 ONE = '{"name": "f", "parameters": {"x": "a; {b}"}}'
 X = '{"x": "a; {b}"}'
@@ -17,6 +18,9 @@ X = '{"x": "a; {b}"}'
 
 class TestLlama3Json(PluginSuite, ToolParserSuite):
     plugin = "tool_parsers:llama3_json"
+    malformed = MALFORMED
+    block = ("", "; ", "")
+    sound = SOUND
     cases = [
         (ONE, [call(0, "f", X)]),
         (f"<|python_tag|>{ONE}", [call(0, "f", X)]),
@@ -28,10 +32,10 @@ class TestLlama3Json(PluginSuite, ToolParserSuite):
             '{"type": "function", "parameters": {"city": "Zürich", "days": 3}, "name": "get_weather"}',
             [call(0, "get_weather", '{"city": "Zürich", "days": 3}')],
         ),
-        ('{"name": "g"}', [call(0, "g", "{}")]),
+        ('{"name": "g", "parameters": {}}', [call(0, "g", "{}")]),
         (f"{ONE}; and then", [call(0, "f", X), text("; and then")]),
         # With the tag, any name is a call; without it, only that of a tool is.
-        ('<|python_tag|>{"name": "other"}', [call(0, "other", "{}")]),
+        ('<|python_tag|>{"name": "other", "parameters": {}}', [call(0, "other", "{}")]),
         ('{"name": "Bob", "parameters": {}}', [text('{"name": "Bob", "parameters": {}}')]),
         (
             '{"name": "f", "age": 3, "parameters": {}}',
@@ -40,7 +44,7 @@ class TestLlama3Json(PluginSuite, ToolParserSuite):
         (f"Write {ONE} to call it.", [text(f"Write {ONE} to call it.")]),
         (f"[{ONE}]", [text(f"[{ONE}]")]),
         ("{\n{}\n", [text("{\n{}\n")]),
-        ("<|python_tag|>print(1)", [text("<|python_tag|>print(1)")]),
+        ("<|python_tag|>print(1)", [text("print(1)")]),
         (
             '{"name": "f", "parameters": {"x": 01}}',
             [call(0, "f", '{"x": '), text("01}}")],

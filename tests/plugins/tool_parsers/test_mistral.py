@@ -7,6 +7,7 @@ from treadle.plugins import PluginManager
 from treadle.testing.grammars import ByteTokenizer, sample_texts
 from treadle.testing.parsers import TOOLS, ToolParserSuite, call, merge_adjacent, text
 from treadle.testing.plugin import PluginSuite
+from treadle.testing.tool_calls import MALFORMED, SOUND
 
 X = r'{"x": "[ARGS]{}, \"]\\", "y": [[1], {"é": null}]}'
 ITEM = f'{{"name": "f", "arguments": {X}}}'
@@ -14,6 +15,9 @@ ITEM = f'{{"name": "f", "arguments": {X}}}'
 
 class TestMistral(PluginSuite, ToolParserSuite):
     plugin = "tool_parsers:mistral"
+    malformed = MALFORMED
+    block = ("[TOOL_CALLS][", ", ", "]")
+    sound = SOUND
     cases = [
         (f"[TOOL_CALLS][{ITEM}]", [call(0, "f", X)]),
         (
@@ -34,16 +38,16 @@ class TestMistral(PluginSuite, ToolParserSuite):
         # Cut short: in front of a call as text, behind one it is form.
         (f"[TOOL_CALLS][{ITEM}, ", [call(0, "f", X)]),
         (f'[TOOL_CALLS][{ITEM}, {{"na', [call(0, "f", X), text(', {"na')]),
-        ("[TOOL_CALLS]f[ARGS]", [text("[TOOL_CALLS]f[ARGS]")]),
+        ("[TOOL_CALLS]f[ARGS]", [text("f")]),
         ('[TOOL_CALLS]f[ARGS]{"x": 1', [call(0, "f", '{"x": 1')]),
         # Not calls.
-        ("[TOOL_CALLS][]", [text("[TOOL_CALLS][]")]),
-        ("[TOOL_CALLS]", [text("[TOOL_CALLS]")]),
-        ("[TOOL_CALLS] begins a call", [text("[TOOL_CALLS] begins a call")]),
-        ("[TOOL_CALLS]f(x=1)", [text("[TOOL_CALLS]f(x=1)")]),
-        ("[TOOL_CALLS]f[ARGS][ARGS]{}", [text("[TOOL_CALLS]f[ARGS][ARGS]{}")]),
-        ('[TOOL_CALLS]f[ARGS]{"x" 1}', [call(0, "f", '{"x" '), text("1}")]),
-        (f"[TOOL_CALLS]{'n' * 129}{{}}", [text(f"[TOOL_CALLS]{'n' * 129}{{}}")]),
+        ("[TOOL_CALLS][]", [text("[]")]),
+        ("[TOOL_CALLS]", []),
+        ("[TOOL_CALLS] begins a call", [text(" begins a call")]),
+        ("[TOOL_CALLS]f(x=1)", [text("f(x=1)")]),
+        ("[TOOL_CALLS]f[ARGS][ARGS]{}", [text("f{}")]),
+        ('[TOOL_CALLS]f[ARGS]{"x" 1}', [text('f{"x" 1}')]),
+        (f"[TOOL_CALLS]{'n' * 129}{{}}", [text(f"{'n' * 129}{{}}")]),
     ]
 
 

@@ -55,7 +55,7 @@ class TestPythonic(PluginSuite, ToolParserSuite):
         ("[f(x={1: 2})]", [text("[f(x={1: 2})]")]),
         (f"[f(x={'[' * 40}{']' * 40})]", [text(f"[f(x={'[' * 40}{']' * 40})]")]),
         ("[f(x=[1)]", [text("[f(x=[1)]")]),
-        ("<|python_start|>print(1)", [text("<|python_start|>print(1)")]),
+        ("<|python_start|>print(1)", [text("print(1)")]),
     ]
 
 

@@ -38,11 +38,15 @@ class Llama3(ToolCallParser):
         super().__init__()
         self._tools = tools
         self._names = frozenset(tool.name for tool in tools)
-        self._fresh = True  # nothing but blanks since the line began
+        self._fresh = (
+            True  # nothing but blanks since the line began, or since a call that is broken
+        )
+        self._tail = ""  # the last characters that are no blanks
 
     def emit_text(self, text: str) -> None:
         _, newline, last = text.rpartition("\n")
-        self._fresh = (self._fresh or newline != "") and not last.strip()
+        self._tail = (self._tail + "".join(text.split()))[-2:]
+        self._fresh = ((self._fresh or newline != "") and not last.strip()) or self._tail == "};"
         super().emit_text(text)
 
     def read_text(self, text: str, pos: int) -> int:

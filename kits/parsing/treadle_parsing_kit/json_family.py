@@ -1,0 +1,180 @@
+"""Parsers of formats whose calls are JSON objects, told apart by a table: ``JsonFormat``.
+
+::
+
+    <tool_call>{"name": "f", "arguments": {…}}</tool_call>
+    <|tool_call|>[{"name": "f", "arguments": {…}}, …]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.api.types import GrammarSpec, Tokenizer, Tool
+from treadle_parsing_kit.incremental_json import BLANKS
+from treadle_parsing_kit.json_calls import JsonToolCallReader
+from treadle_parsing_kit.tool_call_parser import ToolCallParser
+from treadle_parsing_kit.tool_choice import (
+    arguments_rule,
+    lark_string,
+    names_one_tool,
+    selected_tools,
+    tag_rule,
+)
+
+__all__ = ("JsonFamilyParser", "JsonFormat")
+
+KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonFormat:
+    """One format. The first of ``begin`` and of ``end`` are what the model is taught to write.
+
+    ``fences`` open and close a block too, and are text where it turns out to be none. ``arrays``:
+    the objects of a block stand in a list. ``bare``: a list without any tag is a block if a line
+    begins with it and it names tools of the request. ``head``, ``separator`` and ``tail`` are the
+    layout of forced calls.
+    """
+
+    begin: tuple[str, ...] = ()
+    end: tuple[str, ...] = ()
+    fences: tuple[str, str] | None = None
+    arrays: bool = False
+    bare: bool = False
+    arguments: str = "arguments"
+    head: str = ""
+    separator: str = ", "
+    tail: str = ""
+
+
+class JsonFamilyParser(ToolCallParser):
+    """A parser of one ``JsonFormat``. Written loosely it is read all the same: several objects in a
+    block without a list, and a block that the end of the output or the next one closes.
+
+    Behind an object that is no call, others of the block are found again, by the keys of a call and
+    the names of ``tools``.
+    """
+
+    format: JsonFormat
+
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
+        form = self.format
+        self.special_tags = self.special_tags or (*form.begin, *form.end)
+        super().__init__()
+        self._tokenizer, self._tools = tokenizer, tools
+        self._names = frozenset(tool.name for tool in tools)
+        opening = form.fences[:1] if form.fences else ()
+        self._openers = (*form.begin, *opening, *(("[",) if form.bare else ()))
+        self._closers = (*form.end, *(form.fences[1:] if form.fences else ()))
+        self._array = self._comma = self._bare = self._is_broken = False
+        self._at_line_start = True
+
+    def emit_text(self, text: str) -> None:
+        _, newline, last = text.rpartition("\n")
+        self._at_line_start = (self._at_line_start or newline != "") and not last.strip()
+        super().emit_text(text)
+
+    def read_text(self, text: str, pos: int) -> int:
+        if not self._is_broken:
+            tag, end = self.find_tag(text, pos, *self._openers)
+            return self._open(tag, end) if tag else end
+        tag, end = self.find_tag(text, pos, "{", *self._openers, *self._closers)
+        if tag == "{":
+            self._start(self._strict())
+            return end - 1
+        self._is_broken = tag == ""
+        if tag in self._openers:
+            return self._open(tag, end)
+        self.emit_text(tag)
+        return end
+
+    def _open(self, tag: str, end: int) -> int:
+        self._array = self._bare = False
+        if tag == "[":
+            if not self._at_line_start:
+                self.emit_text(tag)
+                return end
+            self._array = self._bare = self._comma = True
+        self.call_prefix.append(tag)
+        self.mode = self._read_item if self._array else self.read_first
+        return end
+
+    def read_first(self, text: str, pos: int) -> int:
+        """Read behind an opening tag."""
+        if text[pos] == "[" and self.format.arrays:
+            self._array = self._comma = True
+            self.mode = self._read_item
+            self.call_prefix.append(text[pos])
+            return pos + 1
+        return self._read_item(text, pos)
+
+    def _read_item(self, text: str, pos: int) -> int:
+        if text[pos] == "{":
+            # A fence is around any JSON, as a bare list is.
+            fenced = self.format.fences is not None and self.format.fences[0] in self.call_prefix
+            strict = self._bare or fenced
+            self._start(self._strict() if strict else JsonToolCallReader(self.calls))
+            return pos
+        if text[pos] not in BLANKS:
+            return self.abandon_call(pos)
+        self.call_prefix.append(text[pos])
+        return pos + 1
+
+    def _start(self, reader: JsonToolCallReader) -> None:
+        self._comma = False
+        self.start_call(reader)
+
+    def _strict(self) -> JsonToolCallReader:
+        return JsonToolCallReader(self.calls, self._names.__contains__, KEYS)
+
+    def recover(self, pos: int) -> int:
+        self._is_broken = not self._bare or self.calls > 0
+        return self.abandon_call(pos)
+
+    def read_after_call(self, text: str, pos: int) -> int:
+        self._is_broken = False
+        char = text[pos]
+        if char in BLANKS or (char == "," and self._array and not self._comma):
+            self._comma = self._comma or char == ","
+            self.call_prefix.append(char)
+            return pos + 1
+        if char == "]" and self._array:
+            self.call_prefix.clear()
+            self._array = False
+            return pos + 1
+        if char == "{" and (self._comma or not self._array):
+            return self._read_item(text, pos)
+        for tag in self._closers:
+            end = self.expect_tag(text, pos, tag)
+            if end is not None:
+                return end if self.pending else self.end_call(end)
+        return self.recover(pos) if self._array else self.abandon_call(pos)
+
+    def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
+        form = self.format
+        tools = selected_tools(self._tools, choice)
+        begin = [tag_rule(form.begin[0], self._tokenizer)] if form.begin else []
+        end = [tag_rule(form.end[0], self._tokenizer)] if form.end else []
+        head, tail = (
+            [lark_string(form.head)] * bool(form.head),
+            [lark_string(form.tail)] * bool(form.tail),
+        )
+        is_single = names_one_tool(choice)
+        if form.arrays:
+            repeated = "call" if is_single else f"call ({lark_string(form.separator)} call)*"
+            lines = ["start: block", " ".join(["block:", *begin, *head, repeated, *tail, *end])]
+        else:
+            repeated = f"block ({lark_string(form.separator)} block)*"
+            lines = [f"start: {'block' if is_single else repeated}"]
+            lines.append(" ".join(["block:", *begin, *head, "call", *tail, *end]))
+        lines.append(f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}")
+        for i, tool in enumerate(tools):
+            name = f'{{"name": {lark_string(tool.name)}, "{form.arguments}": '
+            lines += [
+                f'call_{i}: {lark_string(name)} arguments_{i} "}}"',
+                f"arguments_{i}: {arguments_rule(tool)}",
+            ]
+        return GrammarSpec("ebnf", "\n".join(lines))
