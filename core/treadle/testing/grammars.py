@@ -67,7 +67,7 @@ def _walk(matcher: GrammarMatcher, vocab_size: int, draw: random.Random) -> list
     import torch
 
     mask = torch.zeros((1, (vocab_size + 31) // 32), dtype=torch.int32)
-    ends = set(b'"}])')
+    ends = set(b'"}])</')
     ids: list[int] = []
     while not matcher.is_terminated:
         matcher.fill_bitmask(mask, 0)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,15 +34,16 @@ KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
 class JsonFormat:
     """One format. The first of ``begin`` and of ``end`` are what the model is taught to write.
 
-    ``fences`` open and close a block too, and are text where it turns out to be none. ``arrays``:
-    the objects of a block stand in a list. ``bare``: a list without any tag is a block if a line
+    ``words`` and ``end_words`` are no tags but text, which encloses a block too if that names tools of
+    the request. ``arrays``: the objects of a block stand in a list. ``bare``: a list without any tag is a block if a line
     begins with it and it names tools of the request. ``head``, ``separator`` and ``tail`` are the
     layout of forced calls.
     """
 
     begin: tuple[str, ...] = ()
     end: tuple[str, ...] = ()
-    fences: tuple[str, str] | None = None
+    words: tuple[str, ...] = ()
+    end_words: tuple[str, ...] = ()
     arrays: bool = False
     bare: bool = False
     arguments: str = "arguments"
@@ -66,9 +68,8 @@ class JsonFamilyParser(ToolCallParser):
         super().__init__()
         self._tokenizer, self._tools = tokenizer, tools
         self._names = frozenset(tool.name for tool in tools)
-        opening = form.fences[:1] if form.fences else ()
-        self._openers = (*form.begin, *opening, *(("[",) if form.bare else ()))
-        self._closers = (*form.end, *(form.fences[1:] if form.fences else ()))
+        self._openers = (*form.begin, *form.words, *(("[",) if form.bare else ()))
+        self._closers = (*form.end, *form.end_words)
         self._array = self._comma = self._bare = self._is_broken = False
         self._at_line_start = True
 
@@ -85,19 +86,19 @@ class JsonFamilyParser(ToolCallParser):
         if tag == "{":
             self._start(self._strict())
             return end - 1
-        self._is_broken = tag == ""
+        self._is_broken = tag in ("", "[")
         if tag in self._openers:
             return self._open(tag, end)
         self.emit_text(tag)
         return end
 
     def _open(self, tag: str, end: int) -> int:
-        self._array = self._bare = False
+        self._array, self._bare = False, tag not in self.format.begin
         if tag == "[":
             if not self._at_line_start:
                 self.emit_text(tag)
                 return end
-            self._array = self._bare = self._comma = True
+            self._array = self._comma = True
         self.call_prefix.append(tag)
         self.mode = self._read_item if self._array else self.read_first
         return end
@@ -113,10 +114,7 @@ class JsonFamilyParser(ToolCallParser):
 
     def _read_item(self, text: str, pos: int) -> int:
         if text[pos] == "{":
-            # A fence is around any JSON, as a bare list is.
-            fenced = self.format.fences is not None and self.format.fences[0] in self.call_prefix
-            strict = self._bare or fenced
-            self._start(self._strict() if strict else JsonToolCallReader(self.calls))
+            self._start(self._strict() if self._bare else JsonToolCallReader(self.calls))
             return pos
         if text[pos] not in BLANKS:
             return self.abandon_call(pos)
@@ -156,8 +154,8 @@ class JsonFamilyParser(ToolCallParser):
     def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
         form = self.format
         tools = selected_tools(self._tools, choice)
-        begin = [tag_rule(form.begin[0], self._tokenizer)] if form.begin else []
-        end = [tag_rule(form.end[0], self._tokenizer)] if form.end else []
+        begin = self._rule(form.begin[0]) if form.begin else []
+        end = self._rule(form.end[0]) if form.end else []
         head, tail = (
             [lark_string(form.head)] * bool(form.head),
             [lark_string(form.tail)] * bool(form.tail),
@@ -178,3 +176,8 @@ class JsonFamilyParser(ToolCallParser):
                 f"arguments_{i}: {arguments_rule(tool)}",
             ]
         return GrammarSpec("ebnf", "\n".join(lines))
+
+    def _rule(self, text: str) -> list[str]:
+        """Return Lark expressions for a text in which there may be several tags."""
+        tags = "|".join(map(re.escape, self.special_tags))
+        return [tag_rule(part, self._tokenizer) for part in re.split(f"({tags})", text) if part]

@@ -65,7 +65,8 @@ class TaggedReasoningParser:
     ``always``: the model reasons even if neither it nor the prompt writes the first tag. Without
     it, an answer that does not begin with the tag is text. Whitespace next to tags is dropped.
     ``aliases`` are other spellings of the two tags. ``hidden`` are the tags that are dropped wherever
-    they stand, by default the two: one that closes what nobody opened, for instance.
+    they stand, by default the two: one that closes what nobody opened, for instance. ``label`` is what
+    the model writes behind the first tag before it thinks.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class TaggedReasoningParser:
         always: bool,
         aliases: tuple[Sequence[str], Sequence[str]] = ((), ()),
         hidden: Sequence[str] | None = None,
+        label: str = "",
     ) -> None:
         in_reasoning, tail = prompt
         begin, end = special_tags
@@ -87,6 +89,7 @@ class TaggedReasoningParser:
         self._fresh = True  # only whitespace since the last tag
         self._whitespace: list[str] = []
         self._pending = ""
+        self._hidden, self._label = tuple(hidden), label
         self._filter = TagFilter(hidden)
         self._state = "begin"
         self._answered = in_reasoning is False  # the prompt has ended the reasoning
@@ -107,8 +110,9 @@ class TaggedReasoningParser:
             elif self._state == "inside":
                 text = self._inside(text, deltas)
             elif self._state == "after":
-                text = text.lstrip()
-                self._state = "text" if text else "after"
+                text = self._after(text)
+            elif self._state == "label":
+                text = self._read_label(text)
             else:
                 self._answer(text, deltas)
                 text = ""
@@ -139,12 +143,31 @@ class TaggedReasoningParser:
         found = max((tag for tag in self._begins if stripped.startswith(tag)), key=len, default="")
         if found:
             self._whitespace.clear()
-            self.in_reasoning, self._state = True, "inside"
+            self.in_reasoning, self._state = True, "label" if self._label else "inside"
             return stripped[len(found) :]
         self._state = "inside" if self.in_reasoning else "text"
         if self.in_reasoning:
             self._whitespace.clear()
         return stripped
+
+    def _read_label(self, text: str) -> str:
+        if len(text) < len(self._label) and self._label.startswith(text):
+            self._pending = text
+            return ""
+        self._state = "inside"
+        return text.removeprefix(self._label)
+
+    def _after(self, text: str) -> str:
+        """Drop whitespace and tags between a thought and the answer."""
+        text = text.lstrip()
+        for tag in self._hidden:
+            if text.startswith(tag):
+                return text[len(tag) :]
+        if any(tag.startswith(text) for tag in self._hidden):  # or nothing is left
+            self._pending = text
+            return ""
+        self._state = "text" if text else "after"
+        return text
 
     def _inside(self, text: str, deltas: list[Delta]) -> str:
         tags = (*self._ends, *self._begins, *CALL_OPENERS)

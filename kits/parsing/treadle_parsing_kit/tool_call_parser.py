@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from treadle.api.parsers import Delta, TextDelta
+from treadle.api.parsers import Delta, TextDelta, ToolCallDelta
 from treadle_parsing_kit.partial_match import TagFilter, partial_match_len
 
 __all__ = ("TextAroundCalls", "ToolCallParser", "ToolCallReader")
@@ -137,6 +137,15 @@ class ToolCallParser:
         self._flush_text()
         self._reader = reader
         self.mode = self._read_call
+
+    def emit_call(self, name: str, arguments: str) -> None:
+        """Add a whole call to the deltas; ``call_prefix`` belonged to it."""
+        self._flush_text()
+        self._text_around.start_call()
+        self._out.append(ToolCallDelta(self.calls, name, arguments))
+        self.calls += 1
+        self.call_prefix.clear()
+        self.mode = self.read_after_call
 
     def abandon_call(self, pos: int) -> int:
         """Emit ``call_prefix`` as text and return to ``read_text`` at position ``pos``."""

@@ -21,7 +21,7 @@ _call = re.compile(r"\[\s*func\w*\(\s*\w+\s*=")
 def treadle_tool_parser(
     name: str, tokenizer: Tokenizer, tools: Sequence[Tool]
 ) -> ToolParser | None:
-    if name != "pythonic":
+    if name not in ("pythonic", "llama4_pythonic"):
         return None
     from treadle_pythonic.parser import Pythonic
 

@@ -1,0 +1,76 @@
+"""Calls of gpt-oss, in OpenAI's Harmony format.
+
+::
+
+    <|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+
+The format of gpt-oss (https://cookbook.openai.com/articles/openai-harmony). An output is a row of
+messages, each with a header; those to a function are calls, and the headers of the others are
+dropped. What is a thought, the reasoning parser ``harmony`` tells.
+"""
+
+from __future__ import annotations
+
+import re
+
+from treadle_parsing_kit.incremental_json import BLANKS
+from treadle_parsing_kit.json_calls import ArgumentsReader, is_name
+from treadle_parsing_kit.named_family import NamedFamilyParser, NamedFormat
+
+__all__ = ("Harmony",)
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+
+
+class Harmony(NamedFamilyParser):
+    format = NamedFormat(
+        begin=CHANNEL,
+        header=re.compile(r".*?\bto=functions\.(?P<name>[^\s<]+).*", re.DOTALL),
+        special_tags=(
+            START,
+            CHANNEL,
+            MESSAGE,
+            "<|constrain|>",
+            "<|call|>",
+            "<|end|>",
+            "<|return|>",
+        ),
+        wrappers=(START,),
+        closers=("<|call|>", "<|end|>"),
+        block=((), ("<|call|>", START, "assistant"), ()),
+        head=(CHANNEL, "commentary to=functions.{name} ", "<|constrain|>", "json", MESSAGE),
+    )
+
+    _name = ""
+
+    def _enter(self, tag: str) -> None:
+        self.call_prefix.append(tag)
+        self.begin_call()
+        self.mode = self.read_call
+
+    def read_call(self, text: str, pos: int) -> int:
+        """Read the header of a message."""
+        before, tag, end = self.scan(text, pos, MESSAGE, START)
+        self._header.append(before)
+        self.call_prefix += [before, tag]
+        if tag == START:
+            self.call_prefix.pop()
+            return self.restart(tag, end)
+        if tag:
+            match = self.format.header.fullmatch("".join(self._header))
+            if match is not None and is_name(match["name"]):
+                self._name, self.mode = match["name"], self._read_arguments
+                return end
+            self.call_prefix.clear()
+            return self.abandon_call(end)
+        return self.abandon_call(end) if sum(map(len, self._header)) > 512 else end
+
+    def _read_arguments(self, text: str, pos: int) -> int:
+        if text[pos] == "{":
+            self.start_call(ArgumentsReader(self.calls, self._name))
+        elif text[pos] not in BLANKS:
+            return self.abandon_call(pos)
+        else:
+            self.call_prefix.append(text[pos])
+            return pos + 1
+        return pos
