@@ -47,9 +47,18 @@ MISTRAL = """{{- bos_token }}{%- for message in messages %}{%- if message.role =
 {{- "[INST] " + message.content + "[/INST]" }}
 {%- elif message.tool_calls is defined and message.tool_calls is not none %}{{- "[TOOL_CALLS] [" }}{%- endif %}{%- endfor %}"""
 R1 = """{% for message in messages %}{% if message['role'] == 'assistant' and message['tool_calls'] %}
-{{'<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>'}}{% endif %}
+{{'<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json'}}{% endif %}
 {% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}{% endfor %}
 {% if add_generation_prompt and not ns.is_tool %}{{'<｜Assistant｜><think>\\n'}}{% endif %}"""
+
+V31 = """{% if not thinking is defined %}{% set thinking = false %}{% endif %}
+{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>'}}
+{{'<｜Assistant｜>'}}{%- if not thinking %}{{'</think>'}}{%- else %}{{'<think>'}}{%- endif %}"""
+KIMI = """{% for m in messages %}<|im_assistant|>assistant<|im_middle|>{% endfor %}
+{{ '<|tool_calls_section_begin|><|tool_call_begin|>' + id + '<|tool_call_argument_begin|>' }}"""
+HARMONY = "{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|return|>' }}"
+GRANITE = """{{- '<|start_of_role|>assistant<|end_of_role|><|tool_call|>' }}
+Write your thoughts after 'Here is my thought process:' and your response after 'Here is my response:'"""
 
 THINKS = frozenset({"<think>", "</think>"})
 
@@ -67,8 +76,8 @@ MODELS: dict[str, tuple[ModelTraits, str | None, str | None]] = {
         "hermes",
         "qwen3",
     ),
-    "qwen 3 coder": (traits(QWEN3_CODER, CHATML), None, None),
-    "glm 4.5": (traits(GLM), None, "qwen3"),
+    "qwen 3 coder": (traits(QWEN3_CODER, CHATML), "qwen3_coder", None),
+    "glm 4.5": (traits(GLM), "glm4_moe", "glm"),
     "hermes 2 pro": (traits(CHATML, tool_use=HERMES), "hermes", None),
     "hermes 3 of llama": (
         traits(HERMES, CHATML, tokens=frozenset({"<|python_tag|>"})),
@@ -90,8 +99,23 @@ MODELS: dict[str, tuple[ModelTraits, str | None, str | None]] = {
     "llama 3.2, asked for Python": (traits(PYTHONIC), "pythonic", None),
     "mistral v3": (traits(MISTRAL), "mistral", None),
     "mistral tekken": (ModelTraits(tokens=frozenset({"[TOOL_CALLS]", "[INST]"})), "mistral", None),
-    "deepseek r1": (traits(R1, tokens=THINKS), None, "deepseek_r1"),
+    "deepseek r1": (traits(R1, tokens=THINKS), "deepseek_v3", "deepseek_r1"),
     "qwq": (traits(HERMES, CHATML, OPENING), "hermes", "qwen3"),
+    "deepseek v3.1": (traits(V31, tokens=THINKS), "deepseek_v31", "deepseek_v3"),
+    "kimi k2": (traits(KIMI), "kimi_k2", None),
+    "kimi k2 thinking": (traits(KIMI, OPENING), "kimi_k2", "kimi"),
+    "gpt-oss": (traits(HARMONY), "harmony", "harmony"),
+    "granite 3.2": (traits(GRANITE), "granite", "granite"),
+    "granite 20b": (traits("{{ '<function_call> ' + call }}"), "granite-20b-fc", None),
+    "internlm 2.5": (traits(CHATML, tokens=frozenset({"<|plugin|>"})), "internlm", None),
+    "jamba": (traits("{{ '<tool_calls>[\\n' }}{{ '</tool_calls>' }}"), "jamba", None),
+    "phi 4 mini": (traits("{{ '<|tool|>' + tools + '<|/tool|>' }}"), "phi4_mini_json", None),
+    "xlam 2": (traits("{{ 'You are developed by Salesforce xLAM team.' }}"), "xlam", None),
+    "minimax m2": (traits("{{ '<minimax:tool_call>' }}"), "minimax_m2", None),
+    "magistral": (traits(MISTRAL, "{{ '[THINK]' }}{{ '[/THINK]' }}"), "mistral", "mistral"),
+    "hunyuan a13b": (traits("{{ '<think>' }}{{ '</think>' }}{{ '<answer>' }}"), None, "hunyuan"),
+    "step 3": (ModelTraits(config={"model_type": "step3_vl"}, tokens=THINKS), None, "step3"),
+    "gemma 4": (traits("{{ '<|turn>model\\n<|channel>thought\\n<channel|>' }}"), None, "gemma4"),
     **{f"plain {i}": (model, None, None) for i, model in enumerate(PLAIN)},
 }
 
