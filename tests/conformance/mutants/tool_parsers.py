@@ -215,13 +215,10 @@ class Mine"""
             Mutant(  # hands on the name before anything is certain
                 "test_a_malformed_call_is_text",
                 mine("""
-    def feed(self, text, ids):
-        found = super().feed(text, ids)
-        reader = self._reader
-        if reader is not None and reader._name and not reader.begun:
-            found.append(ToolCallDelta(self.calls, reader._name, ""))
-            reader.begun = reader._name_sent = True
-        return found
+    def recover(self, at):
+        self._out.append(ToolCallDelta(self.calls, "f", "{"))
+        self.calls += 1
+        return super().recover(at)
 """),
                 also=frozenset({"test_a_malformed_call_spares_its_siblings"}),
                 why="a call too many stands among the others",
