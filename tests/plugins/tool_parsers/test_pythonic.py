@@ -2,11 +2,16 @@ import ast
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from treadle_pythonic.literals import NotLiteral, json_of, keywords
 
+from treadle.api.kinds import TOOL_PARSERS
+from treadle.api.parsers import Tool
+from treadle.plugins import PluginManager
+from treadle.testing.grammars import sample_texts
 from treadle.testing.parsers import ToolParserSuite, call, text
 from treadle.testing.plugin import PluginSuite
 
@@ -96,3 +101,61 @@ def test_whatever_it_reads_is_python(source: str) -> None:
 def test_numbers_that_take_long_to_convert_are_refused(number: str) -> None:
     with pytest.raises(NotLiteral):
         keywords(f"x={number}")
+
+
+NESTED = Tool(
+    "math.plan-trip",
+    "",
+    {
+        "type": "object",
+        "properties": {
+            "note": {"type": "string"},
+            "stop": {
+                "type": "object",
+                "properties": {
+                    "place": {"enum": ["Paris", "Rome"]},
+                    "days": {"type": "integer"},
+                    "by": {
+                        "oneOf": [
+                            {
+                                "type": "object",
+                                "properties": {"bus": {"type": "integer"}},
+                                "required": ["bus"],
+                            },
+                            {
+                                "type": "object",
+                                "properties": {"ship": {"const": "Ana"}},
+                                "required": ["ship"],
+                            },
+                        ]
+                    },
+                },
+                "required": ["place", "by"],
+                "additionalProperties": False,
+            },
+        },
+        "required": ["stop"],
+        "additionalProperties": False,
+    },
+)
+
+
+def test_a_forced_call_obeys_the_schemas_inside() -> None:
+    plugins = PluginManager()
+    if "llguidance" not in plugins.keys("structured_output"):
+        pytest.skip("no backend is installed")
+    tokenizer: Any = object()
+
+    def opened() -> Any:
+        return plugins.create(TOOL_PARSERS, "pythonic", tokenizer=tokenizer, tools=[NESTED])
+
+    spec = opened().grammar_for_tool_choice({"function": {"name": NESTED.name}})
+    kinds = set()
+    for output in sample_texts(plugins, spec, 6):
+        parser = opened()
+        (delta,) = [*parser.feed(output, ()), *parser.finish()]
+        assert delta.name == NESTED.name
+        arguments = json.loads(delta.arguments)
+        jsonschema.validate(arguments, dict(NESTED.parameters))
+        kinds |= arguments["stop"]["by"].keys()
+    assert kinds == {"bus", "ship"}

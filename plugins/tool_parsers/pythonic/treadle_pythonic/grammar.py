@@ -1,13 +1,14 @@
 """The grammar of forced calls: a JSON schema's values as Python would write them.
 
-Enforced are names, required arguments, their order and types, ``enum`` and ``const``; other
-keywords are not. In Lark, as llguidance reads it.
+Enforced are names, required arguments, their order and types, ``enum`` and ``const``, and the same
+in the objects and lists inside; one of several schemas is any of them. Other keywords are not. In
+Lark, as llguidance reads it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle.api.types import GrammarSpec, Tool
@@ -46,53 +47,69 @@ def python_grammar(tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> Gr
     selected = selected_tools(tools, choice)
     calls = " | ".join(f"call_{i}" for i in range(len(selected)))
     repetition = "" if names_one_tool(choice) else ' (", " call)*'
-    lines = [f'start: "[" call{repetition} "]"', f"call: {calls}"]
+    grammar = _Grammar()
+    grammar.lines = [f'start: "[" call{repetition} "]"', f"call: {calls}"]
     for i, tool in enumerate(selected):
-        lines += _call(f"{i}", tool)
-    return GrammarSpec("ebnf", "\n".join(lines) + ANY)
+        grammar.add_call(i, tool)
+    return GrammarSpec("ebnf", "\n".join(grammar.lines) + ANY)
 
 
-def _call(key: str, tool: Tool) -> list[str]:
-    """The rules of one tool. ``first_N`` is the arguments from the N-th on if none stands before
-    them, ``next_N`` if one does: so each comma is where it belongs, in rules of linear size."""
-    schema = arguments_schema(tool)
+class _Grammar:
+    """The rules so far. ``first_N`` is the members of an object from the N-th on if none stands
+    before them, ``next_N`` if one does: so each comma is where it belongs, in rules of linear size."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._num_objects = 0
+
+    def add_call(self, i: int, tool: Tool) -> None:
+        schema = arguments_schema(tool)
+        for name in (*tool.name.split("."), *_members(schema)):
+            is_argument = name not in tool.name.split(".")
+            if not name.replace("-", "_").isidentifier() or (is_argument and "-" in name):
+                raise ValueError(f"{name!r} is not a name in Python")
+        members = self._object(schema, 0, lambda name: f"{name}=")
+        self.lines.append(f'call_{i}: {lark_string(tool.name + "(")} {members} ")"')
+
+    def _object(self, schema: Mapping[str, Any], depth: int, key: Callable[[str], str]) -> str:
+        """Return the rule of an object's members, the required ones first."""
+        number, self._num_objects = self._num_objects, self._num_objects + 1
+        members, required = _members(schema), set(schema.get("required") or ())
+        for i, (name, value) in enumerate(members.items()):
+            member = f"{lark_string(key(name))} {self._value(value, depth)} next_{number}_{i + 1}"
+            for rule, body in (("first", member), ("next", f'", " {member}')):
+                skip = "" if name in required else f" | {rule}_{number}_{i + 1}"
+                self.lines.append(f"{rule}_{number}_{i}: {body}{skip}")
+        self.lines += [f'{rule}_{number}_{len(members)}: ""' for rule in ("first", "next")]
+        return f"first_{number}_0"
+
+    def _value(self, schema: Any, depth: int) -> str:
+        if not isinstance(schema, Mapping) or depth > MAX_DEPTH or "$ref" in schema:
+            return "value"
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list) and values:
+            return f"({' | '.join(lark_string(_literal(value)) for value in values)})"
+        types = schema.get("type")
+        options: Any = schema.get("anyOf") or schema.get("oneOf")
+        if not options and isinstance(types, list):
+            options = [{**schema, "type": type_name} for type_name in types]
+        if isinstance(options, list) and options:
+            return f"({' | '.join(self._value(option, depth + 1) for option in options)})"
+        if types == "array" and "items" in schema:
+            item = self._value(schema["items"], depth + 1)
+            return f'("[" ({item} (", " {item})*)? "]")' if depth < 4 else "list"
+        if types == "object" and _members(schema):
+            members = self._object(schema, depth + 1, lambda name: f"{_literal(name)}: ")
+            return f'("{{" {members} "}}")'
+        return TYPES.get(types, "value") if isinstance(types, str) else "value"
+
+
+def _members(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schemas of an object's members, the required ones first."""
     properties = schema.get("properties") or {}
-    required = set(schema.get("required") or ())
-    names = [name for name in properties if name in required]
-    names += [name for name in properties if name not in required]
-    for name in (*tool.name.split("."), *names):
-        if not name.replace("-", "_").isidentifier() or (name in names and "-" in name):
-            raise ValueError(f"{name!r} is not a name in Python")
-    lines = [f'call_{key}: {lark_string(tool.name + "(")} first_{key}_0 ")"']
-    for i, name in enumerate(names):
-        argument = f"{lark_string(name + '=')} {_value(properties[name], 0)}"
-        rules = {
-            "first": f"{argument} next_{key}_{i + 1}",
-            "next": f'", " {argument} next_{key}_{i + 1}',
-        }
-        for rule, body in rules.items():
-            skip = "" if name in required else f" | {rule}_{key}_{i + 1}"
-            lines.append(f"{rule}_{key}_{i}: {body}{skip}")
-    return [*lines, f'first_{key}_{len(names)}: ""', f'next_{key}_{len(names)}: ""']
-
-
-def _value(schema: Any, depth: int) -> str:
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH or "$ref" in schema:
-        return "value"
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list) and values:
-        return f"({' | '.join(lark_string(_literal(value)) for value in values)})"
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(options := schema.get(keyword), list) and options:
-            return f"({' | '.join(_value(option, depth + 1) for option in options)})"
-    types = schema.get("type")
-    if isinstance(types, list) and types:
-        options = [{**schema, "type": type_name} for type_name in types]
-        return f"({' | '.join(_value(option, depth + 1) for option in options)})"
-    if types == "array" and "items" in schema:
-        item = _value(schema["items"], depth + 1)
-        return f'("[" ({item} (", " {item})*)? "]")' if depth < 4 else "list"
-    return TYPES.get(types, "value") if isinstance(types, str) else "value"
+    required = list(schema.get("required") or ())
+    names = dict.fromkeys((*required, *properties))
+    return {name: properties.get(name, {}) for name in names}
 
 
 def _literal(value: Any) -> str:
