@@ -19,6 +19,9 @@ from treadle.testing.plugin import PluginSuite
 class TestPythonic(PluginSuite, ToolParserSuite):
     plugin = "tool_parsers:pythonic"
     streams = False
+    malformed = ("f(x=1+1)", "f(1)", "f(x=g(), y=[)", "f(x=1, x=2)")
+    block = ("[", ", ", "]")
+    sound = "f(x=1)"
     cases = [
         (
             '[get_weather(city="Paris", days=3)]',

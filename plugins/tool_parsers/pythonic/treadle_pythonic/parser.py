@@ -29,6 +29,7 @@ __all__ = ("Pythonic",)
 
 START, END = "<|python_start|>", "<|python_end|>"
 _candidate = re.compile(r"[\[<]")
+_sibling = re.compile(r"[\[<,]")
 _name = re.compile(r"[\w.\-]*")
 
 
@@ -39,17 +40,17 @@ class Pythonic(ToolCallParser):
         super().__init__()
         self._tools = tools
         self._names = frozenset(tool.name for tool in tools)
-        self._tagged = self._comma = False
+        self._tagged = self._comma = self._is_broken = False
         self._word: list[str] = []
 
     def read_text(self, text: str, pos: int) -> int:
-        match = _candidate.search(text, pos)
+        match = (_sibling if self._is_broken else _candidate).search(text, pos)
         start = match.start() if match else len(text)
         self.emit_text(text[pos:start])
         if match is None:
             return start
-        if text[start] == "[":
-            self.call_prefix.append("[")
+        if text[start] in "[,":
+            self.call_prefix.append(text[start])
             self._tagged, self.mode = False, self._item
             return start + 1
         end = self.expect_tag(text, start, START)
@@ -92,7 +93,13 @@ class Pythonic(ToolCallParser):
             self.start_call(Keywords(self.calls, name))
         return end
 
+    def recover(self, pos: int) -> int:
+        """Behind a comma there may be a call again."""
+        self._is_broken = True
+        return self.abandon_call(pos)
+
     def read_after_call(self, text: str, pos: int) -> int:
+        self._is_broken = False
         char = text[pos]
         if char == "]":
             self.call_prefix.append(char)
