@@ -8,7 +8,12 @@ from typing import Any
 from treadle.api.types import GrammarSpec, Tokenizer, Tool
 from treadle_parsing_kit.incremental_json import BLANKS
 from treadle_parsing_kit.tool_call_parser import ToolCallParser
-from treadle_parsing_kit.tool_choice import names_one_tool, selected_tools, tag_rule
+from treadle_parsing_kit.tool_choice import (
+    free_text_rules,
+    names_one_tool,
+    selected_tools,
+    tag_rule,
+)
 
 __all__ = ("BlockFamilyParser",)
 
@@ -16,6 +21,9 @@ __all__ = ("BlockFamilyParser",)
 class BlockFamilyParser(ToolCallParser):
     """``wrappers`` open a block, ``begin`` a call in it or without one. ``closers`` are what may stand
     behind a call, in the order in which they come or without some."""
+
+    call_opener = ""
+    """The tag that a call begins with in a format whose blocks have none, if nothing else does."""
 
     def __init__(
         self,
@@ -90,14 +98,36 @@ class BlockFamilyParser(ToolCallParser):
         choice: str | Mapping[str, Any],
         layout: tuple[Sequence[str], Sequence[str], Sequence[str]],
         call: Any,
-    ) -> GrammarSpec:
+    ) -> GrammarSpec | None:
         """Return the grammar of forced calls. ``layout`` is what stands before, between and behind
         the calls; ``call(i, tool)`` yields the rules of a tool, of which the first is ``call_i``."""
         tools = selected_tools(self._tools, choice)
+        if choice == "auto":
+            return self._auto_grammar(tools, layout, call)
         before, between, behind = (self.rule(pieces) for pieces in layout)
         repeated = "" if names_one_tool(choice) else f" ({between} call)*"
         lines = [f"start: {before} call{repeated} {behind}"]
         lines.append(f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}")
         for i, tool in enumerate(tools):
             lines += call(i, tool)
+        return GrammarSpec("ebnf", "\n".join(lines))
+
+    def _auto_grammar(self, tools: Sequence[Tool], layout: Any, call: Any) -> GrammarSpec | None:
+        """Return the grammar of text with calls in it. ``None`` if calls begin as other text does."""
+        opening, between, closing = layout
+        tag = opening[0] if opening else self.call_opener
+        if not tag:
+            return None
+        before, middle, behind = map(self.rule, (opening[1:], between, closing))
+        lines = free_text_rules(tag, "block", self._tokenizer)
+        lines.append(
+            f"block: {before} call ({middle} call)* {behind}" if opening else "block: call"
+        )
+        lines.append(f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}")
+        for i, tool in enumerate(tools):
+            rule, *others = call(i, tool)
+            if not opening:  # the tag is a part of the text before the call
+                head = f"call_{i}: "
+                rule = head + rule.removeprefix(head + self.rule([tag]))
+            lines += [rule, *others]
         return GrammarSpec("ebnf", "\n".join(lines))

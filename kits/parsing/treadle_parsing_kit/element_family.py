@@ -119,6 +119,9 @@ class ElementFamilyParser(BlockFamilyParser):
 
     def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
         form = self.format
+        self.call_opener = form.head[0]
+        if choice == "auto" and not all(tool.strict for tool in self._tools):
+            return None  # the arguments of the others could not be left free
 
         def call(i: int, tool: Tool) -> Iterator[str]:
             schema = arguments_schema(tool)

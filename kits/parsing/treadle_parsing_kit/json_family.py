@@ -19,6 +19,7 @@ from treadle_parsing_kit.json_calls import JsonToolCallReader
 from treadle_parsing_kit.tool_call_parser import ToolCallParser
 from treadle_parsing_kit.tool_choice import (
     arguments_rule,
+    free_text_rules,
     lark_string,
     names_one_tool,
     selected_tools,
@@ -161,7 +162,13 @@ class JsonFamilyParser(ToolCallParser):
             [lark_string(form.tail)] * bool(form.tail),
         )
         is_single = names_one_tool(choice)
-        if form.arrays:
+        if choice == "auto":
+            if not form.begin:
+                return None
+            repeated = f"call ({lark_string(form.separator)} call)*" if form.arrays else "call"
+            lines = free_text_rules(self._tags_of(form.begin[0])[0], "block", self._tokenizer)
+            lines.append(" ".join(["block:", *begin[1:], *head, repeated, *tail, *end]))
+        elif form.arrays:
             repeated = "call" if is_single else f"call ({lark_string(form.separator)} call)*"
             lines = ["start: block", " ".join(["block:", *begin, *head, repeated, *tail, *end])]
         else:
@@ -173,11 +180,14 @@ class JsonFamilyParser(ToolCallParser):
             name = f'{{"name": {lark_string(tool.name)}, "{form.arguments}": '
             lines += [
                 f'call_{i}: {lark_string(name)} arguments_{i} "}}"',
-                f"arguments_{i}: {arguments_rule(tool)}",
+                f"arguments_{i}: {arguments_rule(tool, choice)}",
             ]
         return GrammarSpec("ebnf", "\n".join(lines))
 
     def _rule(self, text: str) -> list[str]:
-        """Return Lark expressions for a text in which there may be several tags."""
+        return [tag_rule(part, self._tokenizer) for part in self._tags_of(text)]
+
+    def _tags_of(self, text: str) -> list[str]:
+        """Return the parts of a text in which there may be several tags."""
         tags = "|".join(map(re.escape, self.special_tags))
-        return [tag_rule(part, self._tokenizer) for part in re.split(f"({tags})", text) if part]
+        return [part for part in re.split(f"({tags})", text) if part]

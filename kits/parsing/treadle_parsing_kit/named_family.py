@@ -84,7 +84,7 @@ class NamedFamilyParser(BlockFamilyParser):
             )
             return [
                 f"call_{i}: {head} arguments_{i} {self.rule(form.tail)}",
-                f"arguments_{i}: {arguments_rule(tool)}",
+                f"arguments_{i}: {arguments_rule(tool, choice)}",
             ]
 
         return self.layout_grammar(choice, form.block, call)

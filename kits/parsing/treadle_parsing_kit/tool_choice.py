@@ -8,6 +8,7 @@ dialect of llguidance
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from treadle.api.parsers import Tool
 __all__ = (
     "arguments_rule",
     "arguments_schema",
+    "free_text_rules",
     "lark_string",
     "names_one_tool",
     "selected_tools",
@@ -51,15 +53,38 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     return {**tool.parameters, "type": "object"}
 
 
-def arguments_rule(tool: Tool) -> str:
+def arguments_rule(tool: Tool, choice: str | Mapping[str, Any] = "required") -> str:
     """Return a Lark expression for a tool's arguments, laid out as models are trained to.
+
+    With the choice ``auto`` those of a tool that is not ``strict`` are any object.
 
     Keywords that the library cannot enforce are an error for a tool that is ``strict`` and ignored
     otherwise, which is what the field means in the OpenAI API.
     """
     layout = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    schema = {**arguments_schema(tool), "x-guidance": {**layout, "lenient": not tool.strict}}
+    is_free = choice == "auto" and not tool.strict
+    object_schema = {"type": "object"} if is_free else arguments_schema(tool)
+    schema = {**object_schema, "x-guidance": {**layout, "lenient": not tool.strict}}
     return f"%json {json.dumps(schema)}"
+
+
+def free_text_rules(tag: str, rest: str, tokenizer: Tokenizer) -> list[str]:
+    """Return the rules of free text in which each ``tag`` is followed by ``rest``.
+
+    The grammar of ``tool_choice`` ``auto``: who is asked for it knows it by the rule ``free_text``.
+    """
+    rule = tag_rule(tag, tokenizer)
+    if rule.startswith("<["):
+        start, free = f"start: free_text ({rule} {rest} free_text)*", "/(?s:.*)/"
+        return [start, "free_text: FREE_TEXT", f"FREE_TEXT: {free}"]
+    pattern = re.escape(tag).replace("/", r"\/")
+    free = f"(/(?s:.*)/ & ~/(?s:.*){pattern}(?s:.*)/)"
+    return [
+        f"start: (TEXT_BEFORE_CALL {rest})* free_text",
+        "free_text: FREE_TEXT",
+        f"TEXT_BEFORE_CALL: {free} /{pattern}/",
+        f"FREE_TEXT: {free}",
+    ]
 
 
 def lark_string(text: str) -> str:

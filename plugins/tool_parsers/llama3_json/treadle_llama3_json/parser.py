@@ -88,8 +88,10 @@ class Llama3(ToolCallParser):
     def _bare(self) -> JsonToolCallReader:
         return JsonToolCallReader(self.calls, self._names.__contains__, KEYS)
 
-    def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
+    def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
         """One call. JSON without anything around it: every backend can enforce it."""
+        if choice == "auto":
+            return None
         calls: list[dict[str, Any]] = []
         shared: dict[str, Any] = {}
         for index, tool in enumerate(selected_tools(self._tools, choice)):

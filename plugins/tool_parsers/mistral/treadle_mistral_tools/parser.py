@@ -25,6 +25,7 @@ from treadle_parsing_kit.json_calls import ArgumentsReader, is_name
 from treadle_parsing_kit.json_family import JsonFamilyParser, JsonFormat
 from treadle_parsing_kit.tool_choice import (
     arguments_rule,
+    free_text_rules,
     lark_string,
     names_one_tool,
     selected_tools,
@@ -111,11 +112,14 @@ class Mistral(JsonFamilyParser):
             return super().grammar_for_tool_choice(choice)
         begin, tools = tag_rule(CALLS, self._tokenizer), selected_tools(self._tools, choice)
         calls = " | ".join(f"call_{i}" for i in range(len(tools)))
-        lines = ["start: call" if names_one_tool(choice) else "start: call+"]
-        lines.append(f"call: {begin} ({calls})")
+        if choice == "auto":
+            lines = free_text_rules(CALLS, f"({calls})", self._tokenizer)
+        else:
+            lines = ["start: call" if names_one_tool(choice) else "start: call+"]
+            lines.append(f"call: {begin} ({calls})")
         for i, tool in enumerate(tools):
             lines += [
                 f"call_{i}: {lark_string(tool.name)} {arguments} arguments_{i}",
-                f"arguments_{i}: {arguments_rule(tool)}",
+                f"arguments_{i}: {arguments_rule(tool, choice)}",
             ]
         return GrammarSpec("ebnf", "\n".join(lines))

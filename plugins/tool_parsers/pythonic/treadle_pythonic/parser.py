@@ -128,5 +128,5 @@ class Pythonic(ToolCallParser):
             self.end_call(0)
         return super().finish()
 
-    def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
-        return python_grammar(self._tools, choice)
+    def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
+        return None if choice == "auto" else python_grammar(self._tools, choice)
