@@ -302,7 +302,7 @@ class ReasoningSuite(StreamParserSuite):
         """Also not one that closes what nobody opened."""
         for output, open_ in self.samples():
             for delta in self.parse(open_, [output]):
-                for tag in self.tags:
+                for tag in tags_of(open_()):
                     assert tag not in getattr(delta, "text", ""), f"{tag!r} is left of {output!r}"
 
     def test_a_call_ends_an_open_thought(self) -> None:
