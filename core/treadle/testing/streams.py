@@ -31,6 +31,8 @@ FOREIGN_TEXT = "~ zo~on"
 MAX_PENDING_CHARS = 64
 """Maximum number of characters of plain text that a parser may hold as pending text."""
 
+FAMILY = "👩‍👩‍👧"
+"""Characters that UTF-16 writes as pairs of halves."""
 
 PROSE = (
     "Hello, how are you?",
@@ -39,7 +41,7 @@ PROSE = (
     "A list: [1, 2, 3], [see](below), {brackets} and {{double}} ones.",
     '{"answer": 42, "because": ["of", {"the": "question"}]}',
     "def f(x):\n    return {'x': x}[\"x\"]\n",
-    "quotes \" and ' and \\ and \\u00e9 and é, 世界, 👩‍👩‍👧",
+    f"quotes \" and ' and \\ and \\u00e9 and é, 世界, {FAMILY}",
     "[",
     "{",
     "<",
@@ -154,6 +156,15 @@ class StreamParserSuite(Matching):
                     self.parse(open_, [output[:end]])
                 except Exception as error:
                     pytest.fail(f"{type(error).__name__} at the end of {output[:end]!r}: {error}")
+
+    def test_what_it_returns_can_be_sent(self) -> None:
+        """The host refuses other types than deltas, of texts and whole numbers, and half characters."""
+        kind = self.opener.kinds[self.kind]
+        for output, open_ in self.samples():
+            parser = self.opener.guarded(kind, self.key, open_())
+            for char in f"{output}{FAMILY}":
+                parser.feed(char, ())
+            parser.finish()
 
     def test_the_end_is_said_once(self) -> None:
         for output, open_ in self.samples():

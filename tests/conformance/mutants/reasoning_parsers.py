@@ -95,6 +95,13 @@ SPECIMENS = (
         return super().finish()
 """),
             ),
+            Mutant(  # hands on half a character
+                "test_what_it_returns_can_be_sent",
+                mine("""
+    def feed(self, text, ids):
+        return super().feed(text.replace("👩", "\\ud83d"), ids)
+"""),
+            ),
             Mutant(  # says its end again
                 "test_the_end_is_said_once",
                 mine(AGAIN),

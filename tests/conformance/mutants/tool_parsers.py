@@ -165,6 +165,16 @@ class Mine"""
 """
                 ),
             ),
+            Mutant(  # numbers calls with floats, which are equal to ints and sent as 0.0
+                "test_what_it_returns_can_be_sent",
+                mine("""
+    def feed(self, text, ids):
+        return [
+            ToolCallDelta(float(d.index), d.name, d.arguments) if isinstance(d, ToolCallDelta) else d
+            for d in super().feed(text, ids)
+        ]
+"""),
+            ),
             Mutant(  # says its end again
                 "test_the_end_is_said_once",
                 mine(AGAIN),
