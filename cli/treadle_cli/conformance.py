@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,9 +15,13 @@ from treadle.config import PluginConfig
 from treadle.errors import ConfigError
 from treadle.known_plugins import install_hint
 from treadle.plugins import installed_kinds
+from treadle.processes.spawn import exit_reason
 from treadle.testing.catalog import STANDALONE_KINDS, SUITES
 
-__all__ = ("render_test_file", "run")
+__all__ = ("TIMEOUT", "render_test_file", "run")
+
+TIMEOUT = 600.0
+"""Seconds that the suites of one plugin may take."""
 
 
 def render_test_file(id: str, config: PluginConfig) -> str:
@@ -42,8 +49,8 @@ def render_test_file(id: str, config: PluginConfig) -> str:
     )
 
 
-def run(id: str, config: PluginConfig) -> int:
-    """Run the suites; return pytest's exit code.
+def run(id: str, config: PluginConfig, seconds: float = TIMEOUT) -> int:
+    """Run the suites; return pytest's exit code, 1 if they do not end within ``seconds``.
 
     Raises ``ConfigError`` without pytest, and without the distribution that the suite is in.
     """
@@ -63,6 +70,39 @@ def run(id: str, config: PluginConfig) -> int:
         # Without pytest-asyncio, which warns of settings that no suite needs.
         options = ["-q", "-p", "no:cacheprovider", "-p", "no:asyncio"]
         options += ["--rootdir", folder, "-c", "/dev/null"]
+        options += ["-p", "treadle.testing.session", "-o", f"faulthandler_timeout={seconds / 2}"]
         command = [sys.executable, "-m", "pytest", *options, str(file)]
         sys.stdout.flush()
-        return subprocess.run(command, check=False).returncode
+        status = _wait(command, seconds)
+        ended = Path(folder) / "session"
+        if status is None:
+            problem = (
+                f"the tests of {id} did not end within {seconds:g} s and were killed; the "
+                " thread that hangs is shown above, --timeout gives them longer"
+            )
+        elif not ended.is_file():
+            problem = f"{id} ended the process of its tests ({exit_reason(status)})"
+        elif names := ended.read_text(encoding="utf-8"):
+            problem = (
+                f"{id} left a thread that keeps a server from ending: {names}; end it with the object "
+                "that started it, or make it a daemon"
+            )
+        else:
+            return status
+    print(f"treadle: {problem}", file=sys.stderr)
+    return 1
+
+
+def _wait(command: list[str], seconds: float) -> int | None:
+    """Run a command and return its status, ``None`` if it was killed after ``seconds``.
+
+    What it has started is killed with it.
+    """
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0) as child:
+        try:
+            return child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)

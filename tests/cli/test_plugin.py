@@ -144,12 +144,12 @@ def test_new_writes_a_project_and_says_what_to_do(treadle, tmp_path):
 
 @pytest.mark.parametrize(("text", "code"), [("return P()", 0), ("return [P()][1]", 1)])
 def test_test_runs_the_suites_on_one_plugin(treadle_tests, text, code):
-    assert treadle_tests(text) == code
+    assert treadle_tests(text).code == code
 
 
 @pytest.fixture
 def treadle_tests(treadle, tmp_path):
-    def run(text):
+    def run(text, *options):
         file = tmp_path / "mine.py"
         file.write_text(
             "from treadle.scheduler.policies import FirstCome as P\nfrom treadle.api import impl\n"
@@ -157,10 +157,36 @@ def treadle_tests(treadle, tmp_path):
             f'    if name == "mine":\n        {text}\n'
         )
         return treadle(
-            "plugin", "test", "scheduling_policies:mine", "--plugin-file", str(file)
-        ).code
+            "plugin", "test", "scheduling_policies:mine", "--plugin-file", str(file), *options
+        )
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("fault", "options", "words"),
+    [
+        ("import os; os._exit(0)", (), "ended the process of its tests (exited with status 0)"),
+        # Whether the tests have begun to hang when their time is over does not matter.
+        (
+            "import threading; threading.Event().wait()",
+            ("--timeout", "1"),
+            "did not end within 1 s",
+        ),
+        (
+            "import threading; threading.Thread(target=threading.Event().wait, name='left').start()\n"
+            "        return P()",
+            (),
+            "left a thread that keeps a server from ending: left",
+        ),
+    ],
+    ids=["exit", "hang", "thread"],
+)
+def test_no_plugin_passes_by_harming_the_process_of_its_tests(treadle_tests, fault, options, words):
+    """Faults of a hook, which passes all the same; the import runs in a child of its own."""
+    result = treadle_tests(fault, *options)
+    assert result.code == 1
+    assert words in result.err
 
 
 def test_test_of_something_missing(treadle):

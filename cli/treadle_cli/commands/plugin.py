@@ -90,6 +90,9 @@ def new(
 def test(
     *,
     id: Annotated[str, typer.Argument(metavar="ID", help="kind:key")],
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Longest run of all tests.", min=1)
+    ] = 600.0,
     options: Options,
 ) -> None:
     """Run the conformance suites on one plugin, without any test file. Needs pytest."""
@@ -100,7 +103,7 @@ def test(
     if not key:
         raise ConfigError(f"{id!r} names no plugin; write kind:key, as in treadle plugin list")
     PluginManager(config).choose(kind, key)
-    raise typer.Exit(run(id, config))
+    raise typer.Exit(run(id, config, timeout))
 
 
 @with_flags(PLUGINS)
