@@ -17,6 +17,20 @@ from repository import ROOT, Member, kits, members
 __all__ = ("TARGET", "render")
 
 TARGET = ROOT / "core" / "treadle" / "known_plugins.json"
+ALWAYS_ALLOWED = (
+    "treadle-core",
+    "treadle-server",
+    "treadle-cli",
+    "treadle-dummy",
+    "treadle-executor-uni",
+    "treadle-hf",
+    "treadle-hf-tokenizer",
+    "treadle-jinja",
+    "treadle-pt",
+    "treadle-safetensors",
+    "treadle-sdpa",
+)
+"""What ``treadle.known_plugins`` says of them."""
 
 
 def render() -> str:
@@ -32,6 +46,7 @@ def render() -> str:
         "keys": dict(sorted(keys.items())),
         "distributions": {m.name: m.path for m in ordered},
         "kits": {m.name: kit_names for m in ordered if (kit_names := kits_of(m))},
+        "always_allowed": ALWAYS_ALLOWED,
     }
     return json.dumps(table, indent=2) + "\n"
 

@@ -27,6 +27,7 @@ class _Table(msgspec.Struct, frozen=True):
     keys: dict[str, str]
     distributions: dict[str, str]
     kits: dict[str, list[str]]
+    always_allowed: list[str]
 
 
 _TABLE = msgspec.json.decode((files("treadle") / "known_plugins.json").read_bytes(), type=_Table)
@@ -37,21 +38,7 @@ DISTRIBUTIONS = _TABLE.distributions
 """Distributions and their folders in a clone."""
 KITS = _TABLE.kits
 """Distributions and the kits that they depend on."""
-ALWAYS_ALLOWED = frozenset(
-    {
-        "treadle-core",
-        "treadle-server",
-        "treadle-cli",
-        "treadle-dummy",
-        "treadle-executor-uni",
-        "treadle-hf",
-        "treadle-hf-tokenizer",
-        "treadle-jinja",
-        "treadle-pt",
-        "treadle-safetensors",
-        "treadle-sdpa",
-    }
-)
+ALWAYS_ALLOWED = frozenset(_TABLE.always_allowed)
 """Distributions that no allow-list excludes: without them there is nothing to plug others into, no
 model can be read or run, and a CPU has no attention."""
 
