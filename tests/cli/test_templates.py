@@ -53,6 +53,7 @@ def test_every_kind_has_a_template(generated_projects):
         tests = project / "tests/test_conformance.py"
         assert tests.is_file() and (project / "README.md").is_file()
         assert "$" not in tests.read_text()
+        assert {"__pycache__/", "dist/"} <= set((project / ".gitignore").read_text().split())
 
 
 @pytest.fixture(scope="module")
