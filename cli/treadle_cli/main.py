@@ -5,6 +5,7 @@ Nothing here imports torch, so that ``treadle --version`` and ``treadle --help``
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from treadle.errors import (
     TreadleError,
 )
 from treadle_cli.lazy import Commands
+from treadle_cli.leaving import leaving_threads, plugin_hint
 from treadle_cli.rewrite import rewrite_flags
 
 if TYPE_CHECKING:
@@ -62,7 +64,14 @@ def main(arguments: Sequence[str] | None = None, plugins: PluginManager | None =
     The exit code is 0, 2 for a wrong option or value, 1 for every other error of treadle, and 130
     after Ctrl-C. ``TREADLE_DEBUG=1`` shows the traceback of an error of treadle.
     """
-    argv = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is not None:
+        _run(list(arguments), plugins)
+    faulthandler.enable()  # code of a plugin that crashes is named by its file
+    with leaving_threads():
+        _run(sys.argv[1:], plugins)
+
+
+def _run(argv: Sequence[str], plugins: PluginManager | None) -> NoReturn:
     commands: Any = typer.main.get_command(app)
     if plugins is not None:
         commands.plugins = plugins
@@ -72,6 +81,8 @@ def main(arguments: Sequence[str] | None = None, plugins: PluginManager | None =
         if debug_enabled():
             raise
         print(f"treadle: {error}", file=sys.stderr)
+        if hint := plugin_hint(error, argv):
+            print(f"treadle: {hint}", file=sys.stderr)
         sys.exit(2 if isinstance(error, WRONG_VALUES) else 1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,10 +1,10 @@
-"""``treadle plugin``: list, show, create, test and lock plugins."""
+"""``treadle plugin``: list, show, create, test and lock plugins, and find the one that fails."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ import typer
 from treadle.api import impl
 from treadle.errors import ConfigError
 from treadle.plugins import PluginManager, installed_kinds
-from treadle.plugins.entries import normal
+from treadle.plugins.entries import normal, scan
 from treadle_cli.flags import PLUGINS, Options, with_flags
 from treadle_cli.help import SectionedCommand, application
 
@@ -122,6 +122,40 @@ def lock(
     print(f"{file}: {len(plugin_lock.plugins)} keys")
 
 
+def bisect(
+    *,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What fails, after --.")],
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="A longer run has failed.")
+    ] = 60.0,
+    until: Annotated[
+        str, typer.Option("--until", metavar="TEXT", help="A run that prints it has worked.")
+    ] = "",
+) -> None:
+    """Find the distribution that makes a command fail, by running it without some of them."""
+    from treadle_cli.bisect import culprits, succeeds
+    from treadle_cli.leaving import is_foreign
+
+    if not until and "serve" in command:
+        until = "://"  # the address, in the banner of a server that has started
+    candidates = sorted({normal(e.dist) for e in scan() if is_foreign(e.dist)})
+    if not candidates:
+        raise ConfigError("no plugins of others are installed, so none of them is to blame")
+
+    def works_without(disabled: Collection[str]) -> bool:
+        works = succeeds(command, disabled, seconds=timeout, until=until)
+        result = "works" if works else "fails"
+        print(f"{result} without {', '.join(sorted(disabled)) or 'any switched off'}", flush=True)
+        return works
+
+    found = culprits(candidates, works_without)
+    if not found:
+        print("no plugin is to blame: the command works with all of them, or fails without any")
+        raise typer.Exit(1)
+    for name in found:
+        print(f"{name} is to blame; --disable-plugin {name} starts without it")
+
+
 def _show_distribution(plugins: PluginManager, name: str, json: bool) -> None:
     from treadle.testing.examination.listing import rows
 
@@ -171,4 +205,5 @@ def treadle_command(name: str) -> typer.Typer | None:
     app.command("new", cls=SectionedCommand)(new)
     app.command("test", cls=SectionedCommand)(test)
     app.command("lock", cls=SectionedCommand)(lock)
+    app.command("bisect", cls=SectionedCommand)(bisect)
     return app
