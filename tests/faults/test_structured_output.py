@@ -114,7 +114,7 @@ def test_a_first_mask_that_fails_is_the_grammars_error(
 ) -> None:
     """Some libraries notice only then that a grammar is wrong."""
     errors = count(llm, method, "error")
-    words = f"^odd: the grammar failed: {failure_pattern('structured_output', method, cause)}$"
+    words = f"enforce this: odd: the grammar failed: {failure_pattern('structured_output', method, cause)}$"
     with pytest.raises(RequestError, match=words):
         finish(llm, grammar(method, failure, 1), {}, FINE)
     assert count(llm, method, "error") == errors + 1

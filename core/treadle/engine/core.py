@@ -239,8 +239,7 @@ class EngineCore:
             try:
                 state = future.result()
             except RequestError as error:
-                message = TokenOutput(name, [], "error", error=str(error), param=error.param)
-                outputs.append(message)
+                outputs.append(TokenOutput(name, [], "error", error=str(error), param=error.param))
             except PluginLoadError as error:
                 if self.plugins.switches.strict:
                     raise strict_error(error) from error
@@ -296,7 +295,7 @@ class EngineCore:
             plugin_seconds=self.plugins.call_stats.seconds(),
             plugin_states=self.plugins.states(),
             caches={
-                "grammars": self._structured_output.cache_stats,
+                "grammars": self._structured_output.queue.cache_stats,
                 "prefix_pages": CacheStats(sum(p.num_cached for p in pools), num_pages),
                 "sampling_graphs": self._sampling_graphs,
             },

@@ -134,6 +134,11 @@ class CompileQueue:
             if not job.num_waiting and any(lane.queue.discard(job) for lane in self._lanes()):
                 job.cancel()
 
+    def forget(self, job: CompileJob) -> None:
+        """Its grammar has failed: the next request compiles it afresh."""
+        if self.jobs.get(job.key) is job:
+            del self.jobs[job.key]
+
     def close(self) -> None:
         """Leave what is being compiled to itself. May be called twice."""
         for lane in self._lanes():

@@ -55,7 +55,7 @@ class Compilers:
     def compile(
         self, spec: GrammarSpec, backends: Sequence[str], seconds: float = CPU_SECONDS
     ) -> SizedGrammar:
-        """Compile with the first backend that does not refuse.
+        """Compile with the first backend that can.
 
         Raises ``RequestError``, ``TooSlow`` after ``seconds`` of CPU time, and ``PluginLoadError``
         for what goes wrong here though it went well in the other process.
@@ -65,14 +65,16 @@ class Compilers:
             compiler = self._open(backend)
             try:
                 verdict = self._checker.check(backend, spec, seconds)
-            except RequestError:
+                if verdict.rejection is None:
+                    compiled = SizedGrammar(compiler.compile(spec), verdict.size, verdict.seconds)
+                    self._check_first_token(backend, compiled)
+                    return compiled
+                refusals.append(f"{backend}: {verdict.rejection}")
+            except RequestError as error:
                 self._plugins.guard(STRUCTURED_OUTPUT, backend).counter("compile").record_failure()
-                raise
-            if verdict.rejection is None:
-                compiled = SizedGrammar(compiler.compile(spec), verdict.size, verdict.seconds)
-                self._check_first_token(backend, compiled)
-                return compiled
-            refusals.append(f"{backend}: {verdict.rejection}")
+                if error.__cause__ is not None:  # a limit: it may cost as much once only
+                    raise
+                refusals.append(str(error))
         raise RequestError(
             "no structured output backend can enforce this: " + "; ".join(refusals),
             param="structured_outputs",

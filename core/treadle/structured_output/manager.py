@@ -13,17 +13,16 @@ from treadle.api.matching import ModelTraits
 from treadle.api.parsers import SupportsReasoningOpener
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import StructuredOutputsParams
-from treadle.api.stats import CacheStats
 from treadle.api.step_types import EngineInfo, GrammarOutput
 from treadle.config import EngineConfig
-from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleError
+from treadle.errors import EngineError, PluginLoadError, RequestError
 from treadle.known_plugins import install_hint, known_distributions, known_keys
 from treadle.loading.matching import candidates
 from treadle.plugins import PluginManager
 from treadle.structured_output.compile_queue import CompileJob, CompileQueue
 from treadle.structured_output.compilers import Compilers, SizedGrammar
 from treadle.structured_output.spec import grammar_spec
-from treadle.structured_output.state import StructuredOutputState
+from treadle.structured_output.state import StructuredOutputState, reason_of
 
 __all__ = ("StructuredOutputManager", "preferred_order")
 
@@ -67,11 +66,6 @@ class StructuredOutputManager:
     def _preferred(self) -> list[str]:
         return preferred_order(self._plugins)
 
-    @property
-    def cache_stats(self) -> CacheStats:
-        """The compiled grammars, with the bytes that their compilation took."""
-        return self.queue.cache_stats
-
     # ----------------------------------------------------------------------------- ordering
 
     def validate(self, params: StructuredOutputsParams) -> None:
@@ -107,6 +101,7 @@ class StructuredOutputManager:
                 opener,
                 allowed_ids=request.params.allowed_token_ids,
                 strict=self._plugins.switches.strict,
+                on_failure=partial(self.queue.forget, compiled),
             )
 
         # A future keeps references to its callbacks, and a grammar that is kept must not keep the
@@ -217,10 +212,6 @@ def _complete_future(
         ready.set_result(create_state())
     except (RequestError, PluginLoadError, EngineError) as error:
         ready.set_exception(error)
-    except TreadleError as error:
-        ready.set_exception(
-            RequestError(f"the grammar failed: {error}", param="structured_outputs")
-        )
     except BaseException as error:  # a panic of a Rust library is no Exception
-        text = f"the grammar failed: {type(error).__name__}: {error}"
+        text = f"the grammar failed: {reason_of(error)}"
         ready.set_exception(RequestError(text, param="structured_outputs"))

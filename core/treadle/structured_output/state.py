@@ -14,7 +14,7 @@ from treadle.plugins.guard import NOT_CAUGHT, strict_error
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ("StructuredOutputState",)
+__all__ = ("StructuredOutputState", "reason_of")
 
 
 class StructuredOutputState:
@@ -25,8 +25,7 @@ class StructuredOutputState:
     the grammar holds from the first token. With ``opener`` the reasoning is not open yet: the first
     token is this one, or one of the grammar. ``allowed_ids`` are the only ids that the request
     allows besides. Once ``error`` says what went wrong, the sequence cannot go on; ``error_param``
-    is the parameter that caused it, ``None`` if the matcher failed. With ``strict`` a matcher that
-    raises is an ``EngineError``.
+    caused it. A matcher that raises calls ``on_failure``; with ``strict`` it is an ``EngineError``.
     """
 
     def __init__(
@@ -37,11 +36,12 @@ class StructuredOutputState:
         *,
         allowed_ids: Collection[int] | None = None,
         strict: bool = False,
+        on_failure: Callable[[], object] = int,
     ) -> None:
         self._matcher = matcher
         self._reasoning = reasoning
         self._opener = opener
-        self._strict = strict
+        self._strict, self._on_failure = strict, on_failure
         self._allowed_ids = None if allowed_ids is None else np.array(sorted(allowed_ids))
         self.error: str | None = None
         self.error_param: str | None = None
@@ -78,7 +78,7 @@ class StructuredOutputState:
         except NOT_CAUGHT:
             raise
         except BaseException as error:
-            self._fail("the grammar failed", error)
+            self._fail("the grammar failed", error, "structured_outputs")
             return
         line = mask.numpy().view(np.uint32)[0]
         if is_accepting:
@@ -116,12 +116,13 @@ class StructuredOutputState:
         try:
             if not self._matcher.accept_token(token):
                 self.error = f"the grammar does not allow token {token}, which its mask allowed"
+                self.error_param = "structured_outputs"
                 return True
             return self._matcher.is_terminated
         except NOT_CAUGHT:
             raise
         except BaseException as error:
-            self._fail("the grammar failed", error)
+            self._fail("the grammar failed", error, "structured_outputs")
             return True
 
     def _reason(self, is_reasoning: Callable[[int], bool], token: int) -> bool:
@@ -134,14 +135,16 @@ class StructuredOutputState:
             self._fail("the reasoning before the grammar failed", error)
         return self.error is not None
 
-    def _fail(self, context: str, error: BaseException) -> None:
-        reason = (
-            str(error) if isinstance(error, TreadleError) else f"{type(error).__name__}: {error}"
-        )
-        text = f"{context}: {reason}"
+    def _fail(self, context: str, error: BaseException, param: str | None = None) -> None:
+        self.error, self.error_param = f"{context}: {reason_of(error)}", param
         if self._strict:
-            raise strict_error(text) from error
-        self.error = text
+            raise strict_error(self.error) from error
+        self._on_failure()
+
+
+def reason_of(error: BaseException) -> str:
+    """Its words, which an error that is not treadle's does not begin with its name."""
+    return str(error) if isinstance(error, TreadleError) else f"{type(error).__name__}: {error}"
 
 
 DEAD_END = (

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -25,6 +27,8 @@ __all__ = ("LLGuidanceCompiler", "LLGuidanceGrammar", "LLGuidanceMatcher")
 
 DEAD_END = "NoExtensionBias"
 """The library's word for a grammar that allows no token: an error of its, and an empty mask."""
+MAX_REPLAY_SECONDS = 0.05
+"""CPU time that compiling a grammar may take so that a sequence compiles it again inside a step."""
 
 
 class LLGuidanceCompiler:
@@ -64,31 +68,57 @@ class LLGuidanceCompiler:
         return self._compile(str(LLMatcher.grammar_from_lark(lark)))
 
     def _compile(self, source: str) -> LLGuidanceGrammar:
-        matcher = LLMatcher(self._tokenizer, source, log_level=0)
-        if matcher.is_error():
-            raise ValueError(_error_text(matcher))
-        return LLGuidanceGrammar(matcher, self._vocab_size)
+        return LLGuidanceGrammar(self._tokenizer, source, self._vocab_size)
 
 
 class LLGuidanceGrammar:
-    """A ``Grammar``: compiled once, shared by all sequences that use it."""
+    """A ``CompiledGrammar``: compiled once, shared by all sequences that use it.
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher = matcher  # never advanced
-        self._vocab_size = vocab_size
+    The library's copies share the automaton of the grammar's tokens, which grows as they run. When
+    it reaches a limit, it is of no use to any of them any more. Their own grammars go on then, and
+    sequences that come later get a new automaton.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer, source: str, vocab_size: int) -> None:
+        self._tokenizer, self._source, self._vocab_size = tokenizer, source, vocab_size
+        start = thread_time()
+        self._matcher = self.compile()
+        self.can_replay = thread_time() - start < MAX_REPLAY_SECONDS
+        self._is_spoiled = False
+        self._lock = threading.Lock()
+
+    def compile(self) -> LLMatcher:
+        """Return a matcher that shares nothing with any other."""
+        matcher = LLMatcher(self._tokenizer, self._source, log_level=0)
+        if matcher.is_error():
+            raise ValueError(_error_text(matcher))
+        return matcher
 
     def matcher(self) -> LLGuidanceMatcher:
         """Return the state of a new sequence."""
-        return LLGuidanceMatcher(self._matcher.deep_copy(), self._vocab_size)
+        with self._lock:
+            if self._is_spoiled:
+                self._matcher, self._is_spoiled = self.compile(), False
+            return LLGuidanceMatcher(self, self._matcher.deep_copy(), self._vocab_size)
+
+    def spoil(self) -> None:
+        """A copy has reached a limit: sequences that come later need another automaton."""
+        self._is_spoiled = True
 
 
 class LLGuidanceMatcher:
-    """A ``Matcher``: the state of one sequence. Raises ``ValueError`` if the library fails."""
+    """A ``GrammarMatcher``: the state of one sequence.
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher = matcher
+    Where the library fails, its output is read again by a matcher of its own: what others have
+    written does not count there. Raises ``ValueError`` if that fails too.
+    """
+
+    def __init__(self, grammar: LLGuidanceGrammar, matcher: LLMatcher, vocab_size: int) -> None:
+        self._grammar, self._matcher = grammar, matcher
         self._vocab_size = vocab_size
         self._row = empty_row(vocab_size + 1)
+        self._tokens: list[int] = []
+        self._is_shared = True
 
     def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
         """Write the ids that may come next into ``bitmask[row]``."""
@@ -96,21 +126,30 @@ class LLGuidanceMatcher:
         self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
         if self._matcher.is_error() and _error_text(self._matcher) == DEAD_END:
             allowed.fill(0)
-        else:
-            self._check()
+        elif self._matcher.is_error():
+            self._start_again()
+            self.fill_bitmask(bitmask, row)
+            return
         forbid_token(allowed, self._vocab_size)
         write_row(bitmask, row, allowed)
 
     def accept_token(self, token: int) -> bool:
         """Advance; ``False`` (and no change) if the token is not allowed."""
         accepted: int = self._matcher.try_consume_tokens([token])
-        self._check()
+        if self._matcher.is_error():
+            self._start_again()
+            return self.accept_token(token)
+        if accepted == 1:
+            self._tokens.append(token)
         return accepted == 1
 
     def rollback(self, count: int) -> None:
         """Undo the last ``count`` tokens."""
+        if not 0 <= count <= len(self._tokens):
+            raise ValueError(f"{count} tokens cannot be undone; there are {len(self._tokens)}")
+        del self._tokens[len(self._tokens) - count :]
         if not self._matcher.rollback(count):
-            raise ValueError(_error_text(self._matcher))
+            self._start_again()
 
     @property
     def is_accepting(self) -> bool:
@@ -122,13 +161,21 @@ class LLGuidanceMatcher:
         """Whether the sequence must end here."""
         return bool(self._matcher.is_stopped()) and self.is_accepting
 
-    def _check(self) -> None:
-        """Raise ``ValueError`` if the matcher is in its error state, which it never leaves.
+    def _start_again(self) -> None:
+        """Read the output again with a matcher that shares nothing, once.
 
-        That is how the library reports a grammar that exceeds its limits in some step.
+        The library's matcher never leaves its error state, which is also how it reports a limit.
         """
-        if self._matcher.is_error():
-            raise ValueError(_error_text(self._matcher))
+        reason = _error_text(self._matcher)
+        if self._is_shared:
+            self._grammar.spoil()
+        if not self._is_shared or not self._grammar.can_replay:
+            raise ValueError(f"llguidance has reached a limit of its own: {reason}")
+        self._is_shared = False
+        self._matcher = self._grammar.compile()
+        if self._matcher.try_consume_tokens(self._tokens) != len(self._tokens):
+            reason = _error_text(self._matcher) or reason
+            raise ValueError(f"llguidance has reached a limit of its own: {reason}")
 
 
 class _Vocabulary:
