@@ -7,6 +7,7 @@ No flag names a parser: they are found by what the model's chat template says.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,16 @@ def test_a_tool_is_called_and_its_result_is_read(client: openai.OpenAI) -> None:
     answered = [*WEATHER, choice.message.model_dump(exclude_none=True), result]
     last = create_chat(client, answered, tools=TOOLS).choices[0]
     assert last.finish_reason == "stop" and "21" in last.message.content
+
+
+def test_a_custom_tool_that_is_demanded_gets_what_its_regex_matches(client: openai.OpenAI) -> None:
+    grammar = {"syntax": "regex", "definition": "[0-9]{3}-[a-f]{4}|none"}
+    custom = {"name": "dial", "format": {"type": "grammar", "grammar": grammar}}
+    choice: Any = {"type": "custom", "custom": {"name": "dial"}}
+    tools: Any = [{"type": "custom", "custom": custom}]
+    answer = create_chat(client, WEATHER, tools=tools, tool_choice=choice).choices[0]
+    (call,) = answer.message.tool_calls
+    assert call.type == "custom" and re.fullmatch("[0-9]{3}-[a-f]{4}|none", call.custom.input)
 
 
 def test_it_thinks_before_it_answers(client: openai.OpenAI) -> None:

@@ -135,14 +135,21 @@ def to_tools(tools: Sequence[ChatTool] | None, param: str = "tools") -> list[dic
 
 
 def to_function(tool: CustomTool | None) -> FunctionSpec | None:
-    """Return the function that stands for a custom tool; its grammar is told to the model."""
+    """Return the function that stands for a custom tool.
+
+    Its grammar is told to the model. A regular expression also belongs to the schema of the arguments,
+    which calls that the request demands are held to.
+    """
     if tool is None:
         return None
-    description, grammar = tool.description or "", None
+    description = tool.description or ""
+    text = {"type": "string", "description": "The text that the tool gets."}
     if tool.format is not None and tool.format.type == "grammar":
         grammar = tool.format.grammar or tool.format
-        description += f"\nThe input must match this {grammar.syntax or 'grammar'}:\n{grammar.definition or ''}"
-    text = {"type": "string", "description": "The text that the tool gets."}
+        syntax, definition = grammar.syntax or "grammar", grammar.definition or ""
+        description += f"\nThe input must match this {syntax}:\n{definition}"
+        if syntax == "regex":
+            text["pattern"] = f"^(?:{definition})$"
     return FunctionSpec(
         name=tool.name,
         description=description.strip() or None,
