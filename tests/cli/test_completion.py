@@ -36,7 +36,7 @@ def complete(monkeypatch, capsys):
     [
         ("treadle p", ["ps", "pull", "plugin"]),
         ("treadle serve --tool-call-parser her", ["hermes"]),
-        ("treadle serve --reasoning-parser ", ["auto", "deepseek_r1", "qwen3"]),
+        ("treadle serve --reasoning-parser qw", ["qwen3"]),
         ("treadle serve --dtype b", ["bfloat16"]),
         ("treadle serve --max-num-s", ["--max-num-seqs"]),
         ("treadle chat de", ["demo:treadle-demo"]),

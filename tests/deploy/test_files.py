@@ -106,7 +106,9 @@ def test_every_flag_that_is_given_to_the_server_exists() -> None:
 
 
 def test_every_variable_of_treadle_is_one_that_it_reads() -> None:
-    read = set(OUR_VARIABLE.findall((ROOT / "core/treadle/config.py").read_text()))
+    configurations = ("core/treadle/config.py", "server/treadle_server/config.py")
+    sources = "".join((ROOT / path).read_text() for path in configurations)
+    read = set(OUR_VARIABLE.findall(sources))
     used = {variable for _, text in texts() for variable in OUR_VARIABLE.findall(text)}
     assert used - OF_COMPOSE <= read and "TREADLE_API_KEY" in used
 

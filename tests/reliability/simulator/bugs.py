@@ -119,7 +119,7 @@ BUGS = {
         f"{GRAMMARS}.release", "if not job.num_waiting and", "if"
     ),
     "a grammar that fails is told to nobody": Bug(
-        f"{CORE}._admit_compiled", "outputs.append(message)", "pass"
+        f"{CORE}._admit_compiled", "outputs.append(TokenOutput(name, [], \"error\", error=str(error), param=error.param))", "pass"
     ),
     "a failed step ends only one of its sequences": Bug(
         f"{SCHEDULER}._fail", "if not s.finished]", "if not s.finished][:1]"

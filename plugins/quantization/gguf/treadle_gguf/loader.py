@@ -73,10 +73,10 @@ class GgufLoader:
         if place.item is not None:
             tensor = tensor[place.item]
         if place.heads is not None:
-            tensor = _turned(tensor, int(self._config[place.heads]))
+            tensor = _permute(tensor, int(self._config[place.heads]))
         return tensor
 
 
-def _turned(tensor: Tensor, heads: int) -> Tensor:
+def _permute(tensor: Tensor, heads: int) -> Tensor:
     """Rows in the order of rotations by halves, from that of rotations by neighbours."""
     return torch.flatten(tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2), 0, 2)

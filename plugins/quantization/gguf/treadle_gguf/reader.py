@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from treadle.api.checkpoints import checked_path
 from treadle.errors import CheckpointError
-from treadle.regular_files import check_regular
 from treadle_gguf.types import TYPES, TYPES_BY_NUMBER
 
 __all__ = ("Header", "TensorInfo", "read_header")
@@ -60,7 +60,8 @@ class Header:
 def read_header(path: Path) -> Header:
     """Read what a file says of itself. Raises ``CheckpointError`` for one that is damaged."""
     try:
-        check_regular(path, None)
+        if checked_path(path.parent, path.name) is None:
+            raise ValueError("there is no such file")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Parser(path, data).header()
     except (OSError, ValueError, struct.error, UnicodeDecodeError) as error:
