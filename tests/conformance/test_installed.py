@@ -2,11 +2,13 @@
 
 A plugin that is installed later is tested by the same command. Our own have no other door: what a
 suite must know of a plugin (a file that it can read, arguments that it takes) stands in ``ABOUT``
-or, where a suite cannot run without, keeps it to ``PluginSuite``.
+or, where a suite cannot run without, keeps it to ``PluginSuite``. Plugins whose own tests run these
+suites, with more cases, are left out.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +120,23 @@ GIVEN: dict[str, dict[str, Any]] = {
 """What the suites are told of some plugins."""
 
 
+def own_suites() -> Iterator[str]:
+    """The ids of the plugins for which a module of ``tests/plugins`` runs ``PluginSuite`` and a suite of the kind."""
+    for path in Path(__file__).parents[1].glob("plugins/**/test_*.py"):
+        bases: dict[str, set[str]] = {}
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.ClassDef) or node.decorator_list:
+                continue  # marked as slow, or for a card
+            names = {base.id for base in node.bases if isinstance(base, ast.Name)}
+            bases[node.name] = names.union(*(bases.get(name, ()) for name in names))
+            if "PluginSuite" in bases[node.name] and len(bases[node.name]) > 1:
+                yield from (
+                    ast.literal_eval(line.value)
+                    for line in node.body
+                    if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "plugin"
+                )
+
+
 def installed() -> Iterator[tuple[Entry, type]]:
     """Every entry with its suite; ``object`` where the kind has none that runs by itself."""
     for entry in PluginManager().entries:
@@ -136,7 +155,11 @@ def suite(entry: Entry, kind: type) -> type:
 # Starting its cluster takes longer than all others together; inline and processes run each check.
 SLOW = {"executors:ray"}
 
+WITH_OWN_SUITE = frozenset(own_suites())
+
 for _entry, _kind in installed():
+    if _entry.id in WITH_OWN_SUITE:
+        continue
     _class = suite(_entry, _kind)
     if _entry.id in SLOW:
         _class = pytest.mark.slow(_class)
@@ -151,7 +174,8 @@ def test_every_plugin_of_this_repository_is_tested() -> None:
         e.id for member in members() if member.name in distributions for e in member.entry_points
     }
     names = {c.plugin for c in globals().values() if isinstance(c, type) and hasattr(c, "plugin")}
-    assert ids and ids - names <= {"models:*"}
+    assert ids and ids - names <= {"models:*"} | WITH_OWN_SUITE
+    assert len(WITH_OWN_SUITE & ids) > 20
 
 
 def test_our_kinds_have_suites() -> None:
