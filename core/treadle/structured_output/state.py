@@ -36,7 +36,7 @@ class StructuredOutputState:
         *,
         allowed_ids: Collection[int] | None = None,
         strict: bool = False,
-        on_failure: Callable[[], object] = int,
+        on_failure: Callable[[], object] = lambda: None,
     ) -> None:
         self._matcher = matcher
         self._reasoning = reasoning
