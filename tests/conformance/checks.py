@@ -12,14 +12,20 @@ import pytest
 
 
 def failing(
-    suite: type, folder: Path, only: Mapping[str, Collection[Any]] | None = None
+    suite: type,
+    folder: Path,
+    only: Mapping[str, Collection[Any]] | None = None,
+    names: Collection[str] | None = None,
 ) -> dict[str, str]:
     """The checks that fail, and what each says. Fixtures are ``tmp_path`` and those of the suite.
 
-    ``only`` are the values of a parametrized check's argument that are tried.
+    ``only`` are the values of a parametrized check's argument that are tried, ``names`` the checks, by
+    default all.
     """
     failed: dict[str, str] = {}
     for number, (name, values) in enumerate(cases(suite, only or {})):
+        if names is not None and name not in names:
+            continue
         instance = suite()
         scratch = folder / f"check{number}"
         scratch.mkdir()

@@ -83,6 +83,17 @@ def test_a_sound_plugin_passes(name: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_fails_its_check(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specimen, mutant = MUTANTS[name]
+    broken = subject(specimen.mutated(mutant), tmp_path, monkeypatch)
+    own = {mutant.fails, *mutant.also}
+    assert set(failing(broken, tmp_path, specimen.only, own)) == own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_fails_its_check_and_no_other(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
