@@ -22,6 +22,8 @@ from treadle.api.stats import EngineStats
 from treadle.errors import ConfigError, QueueFullError
 from treadle.processes.logs import LogSetup
 from treadle.processes.spawn import spawn
+from treadle_server import memory_watch
+from treadle_server.child_processes import child_memory
 from treadle_server.logs import (
     BURST,
     WINDOW_SECONDS,
@@ -456,12 +458,18 @@ def sleeper() -> subprocess.Popen[bytes]:
     "text", ["low 0\noom 3\noom_kill {}\noom_group_kill 0\n", "a 1\noom_kill {}"]
 )
 def test_who_was_killed_for_want_of_memory_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     counter = tmp_path / "memory.events"
     counter.write_text(text.format(4))
     watch = MemoryWatch([tmp_path / "none", counter])
     child = sleeper()
+    # Another test of this process may have an engine.
+    monkeypatch.setattr(
+        memory_watch,
+        "child_memory",
+        lambda: {pid: p for pid, p in child_memory().items() if pid == child.pid},
+    )
     try:
         watch.look()
         reason = "its process was killed by SIGKILL; see its log above"
@@ -484,7 +492,10 @@ def test_who_was_killed_for_want_of_memory_is_named(
         child.communicate()
 
 
-def test_without_a_counter_the_reason_is_probable(tmp_path: Path) -> None:
+def test_without_a_counter_the_reason_is_probable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_watch, "child_memory", dict)
     watch = MemoryWatch([tmp_path / "none"])
     watch.look()
     assert watch.explain("was killed by SIGKILL") == " (probably out of memory)"
