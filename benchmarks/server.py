@@ -2,7 +2,9 @@
 
 An engine that answers at once stands behind the real server process. The client speaks raw HTTP
 from this process, so that its cost is not counted. CPU time is used because it hardly depends on
-what else the machine does; a rate "per core" is its inverse.
+what else the machine does; a rate "per core" is its inverse. Of paced scenarios, whose engine makes
+a token every 20 ms, the gaps between chunks are reported too: ``bare-stream-paced`` shows how many of
+them are the machine's and the client's.
 
     python benchmarks/server.py            # every scenario, one JSON line each
     python benchmarks/server.py chat-stream --rounds 5
@@ -16,10 +18,12 @@ import json
 import multiprocessing
 import os
 import socket
+import statistics
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +43,7 @@ CHUNKS = 200
 class Words:
     """A tokenizer of one id for each word."""
 
-    vocab_size, eos_id, special_ids, chat_template = 1000, 0, frozenset({0}), None
+    vocab_size, eos_token_id, special_token_ids, chat_template = 1000, 0, frozenset({0}), None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [1] * (text.count(" ") + 1)
@@ -47,7 +51,7 @@ class Words:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "word " * len(ids)
 
-    def token(self, token: int) -> str:
+    def id_to_token(self, token: int) -> str:
         return "word "
 
     def token_bytes(self, token: int) -> bytes:
@@ -97,8 +101,10 @@ class Instant:
         self._ticker = asyncio.create_task(self._tick())
 
     async def _tick(self) -> None:
+        due = time.monotonic()
         while self._pause:
-            await asyncio.sleep(self._pause)
+            due += self._pause  # an engine is another process: it does not wait for the server
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
             self._step.set()
             self._step = asyncio.Event()
 
@@ -222,8 +228,9 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def client(port: int, scenario: Scenario) -> None:
-    """One kept connection that asks and reads to the end of each answer."""
+async def client(port: int, scenario: Scenario, gaps: list[float]) -> None:
+    """One kept connection that asks and reads to the end of each answer. The seconds between the
+    chunks of a paced answer are added to ``gaps``."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(scenario.body).encode()
     request = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (
@@ -236,7 +243,10 @@ async def client(port: int, scenario: Scenario) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         if b" 200 " not in head[:20]:
             raise RuntimeError(head.decode())
-        if scenario.units:
+        if scenario.pause:
+            times = [time.perf_counter() async for _ in chunks(reader)]
+            gaps += (after - before for before, after in pairwise(times[1:-2]))
+        elif scenario.units:
             await reader.readuntil(b"\r\n0\r\n\r\n")
         else:
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
@@ -244,8 +254,18 @@ async def client(port: int, scenario: Scenario) -> None:
     writer.close()
 
 
-async def load(port: int, scenario: Scenario) -> None:
-    await asyncio.gather(*(client(port, scenario) for _ in range(scenario.streams)))
+async def chunks(reader: asyncio.StreamReader) -> AsyncGenerator[bytes, None]:
+    """The chunks of one answer, as they arrive."""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        yield await reader.readexactly(size + 2)
+    await reader.readexactly(2)
+
+
+async def load(port: int, scenario: Scenario) -> list[float]:
+    """All clients at once; returns the gaps between chunks of paced answers in seconds."""
+    gaps: list[float] = []
+    await asyncio.gather(*(client(port, scenario, gaps) for _ in range(scenario.streams)))
+    return gaps
 
 
 def measure(name: str, scenario: Scenario, rounds: int) -> dict[str, Any]:
@@ -259,10 +279,11 @@ def measure(name: str, scenario: Scenario, rounds: int) -> dict[str, Any]:
         wait_for(port)
         asyncio.run(load(port, scenario))  # warm
         best_s, wall = float("inf"), 0.0
+        gaps: list[float] = []
         count = scenario.streams * scenario.requests * max(1, scenario.units)
         for _ in range(rounds):
             cpu, start = cpu_seconds(process.pid or 0), time.perf_counter()
-            asyncio.run(load(port, scenario))
+            gaps += asyncio.run(load(port, scenario))
             cpu_per_unit = (cpu_seconds(process.pid or 0) - cpu) / count
             if cpu_per_unit < best_s:
                 best_s, wall = cpu_per_unit, time.perf_counter() - start
@@ -270,12 +291,14 @@ def measure(name: str, scenario: Scenario, rounds: int) -> dict[str, Any]:
         process.terminate()
         process.join(10)
         process.kill()
+    percentiles = statistics.quantiles(gaps, n=100) if gaps else []
     return {
         "scenario": name,
         "unit": "chunk" if scenario.units else "request",
         "cpu_us": round(best_s * 1e6, 2),
         "per_core_per_s": round(1 / best_s) if best_s else None,
         "wall_per_s": round(count / wall) if wall else None,
+        **{f"gap_p{p}_ms": round(percentiles[p - 1] * 1e3, 2) for p in (50, 99) if gaps},
     }
 
 

@@ -9,6 +9,8 @@ sockets. ``passes`` times each; the best is printed, the first is a warm-up. ``-
 at a window of steps in the middle of a pass instead: milliseconds of a step, how many of them a kernel
 was running, the gaps by length, and the kernels by the time that they ran alone or first. Profiling
 costs a few per cent; kernels that start early seem long in other tables, for they include their wait.
+
+``--schema`` needs a tokenizer in the folder, and should allow more tokens than the workload asks for.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 import torch
 
 from treadle.api.requests import EngineRequest
-from treadle.api.sampling_params import SamplingParams
+from treadle.api.sampling_params import SamplingParams, StructuredOutputsParams
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
 from treadle.plugins import PluginManager
@@ -46,9 +48,14 @@ def start(options: argparse.Namespace) -> EngineCore:
     return EngineCore(config, PluginManager(config.plugins))
 
 
-def add(core: EngineCore, batch: Workload, label: str) -> None:
+def add(core: EngineCore, batch: Workload, label: str, schema: str | None = None) -> None:
     for i, (prompt, count) in enumerate(zip(batch.prompts, batch.outputs, strict=True)):
-        params = SamplingParams(temperature=0.6, max_tokens=count, ignore_eos=True)
+        params = SamplingParams(
+            temperature=0.6,
+            max_tokens=count,
+            ignore_eos=True,
+            structured_outputs=StructuredOutputsParams(json=schema) if schema else None,
+        )
         core.add_request(EngineRequest(f"{batch.name}-{label}-{i}", prompt, params, float(i)))
 
 
@@ -68,10 +75,12 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def throughput(core: EngineCore, batch: Workload, passes: int) -> dict[str, Any]:
+def throughput(
+    core: EngineCore, batch: Workload, passes: int, schema: str | None
+) -> dict[str, Any]:
     walls, num_steps = [], 0
     for pass_idx in range(passes + 1):
-        add(core, batch, str(pass_idx))
+        add(core, batch, str(pass_idx), schema)
         wait()
         start_time = time.perf_counter()
         num_steps = steps(core)
@@ -80,7 +89,7 @@ def throughput(core: EngineCore, batch: Workload, passes: int) -> dict[str, Any]
     best_s = min(walls[1:])
     tokens = batch.prompt_tokens if batch.counts == "prompt" else batch.output_tokens
     return {
-        "workload": batch.name,
+        "workload": batch.name + (" with a schema" if schema else ""),
         "tokens_per_second": round(tokens / best_s, 1),
         "seconds": [round(wall, 4) for wall in walls],
         "steps": num_steps,
@@ -88,11 +97,11 @@ def throughput(core: EngineCore, batch: Workload, passes: int) -> dict[str, Any]
     }
 
 
-def anatomy(core: EngineCore, batch: Workload) -> None:
+def anatomy(core: EngineCore, batch: Workload, schema: str | None) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     skip, window = {"prefill": (0, 5), "mixed": (150, 20)}.get(batch.name, (40, 20))
-    add(core, batch, "anatomy")
+    add(core, batch, "anatomy", schema)
     steps(core, skip)
     wait()
     with profile(activities=[ProfilerActivity.CUDA]) as prof:
@@ -146,16 +155,19 @@ def main() -> None:
     parser.add_argument("--num-iters", type=int, default=2)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--set", type=json.loads, default={}, help="further options, as JSON")
+    parser.add_argument("--schema", help="time everything with this JSON schema, too")
     parser.add_argument("--anatomy", action="store_true")
     options = parser.parse_args()
     core = start(options)
     print("\n".join(core.info.report))
     for name in options.workload:
         batch = clip_to_vocab(workload(name, BenchConfig()), core.info.vocab_size)
-        if options.anatomy:
-            anatomy(core, batch)
-        else:
-            print(json.dumps(throughput(core, batch, options.num_iters)), flush=True)
+        for schema in (None, options.schema) if options.schema else (None,):
+            if options.anatomy:
+                anatomy(core, batch, schema)
+            else:
+                result = throughput(core, batch, options.num_iters, schema)
+                print(json.dumps(result), flush=True)
     core.close()
 
 
