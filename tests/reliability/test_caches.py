@@ -191,7 +191,7 @@ def test_the_graphs_used_longest_ago_are_let_go(monkeypatch: pytest.MonkeyPatch)
     graphs._sampling = OrderedDict()
     captured: list[int] = []
 
-    def capture(forward: SimpleNamespace, features: object) -> SimpleNamespace:
+    def capture(forward: SimpleNamespace, features: object, masked: bool) -> SimpleNamespace:
         captured.append(forward.rows)
         replay = SimpleNamespace(replay=lambda: None)
         return SimpleNamespace(graph=replay, tokens=torch.full((4,), forward.rows))

@@ -236,7 +236,14 @@ STRUCTURED_OUTPUT = PluginKind(
         "GrammarMatcher.accept_token": MethodRules(in_step=True, result=checks.accepted_token),
         "GrammarMatcher.is_accepting": HOT,
         "GrammarMatcher.is_terminated": HOT,
+        "SupportsGrammarBatches.fill_bitmasks": MethodRules(
+            in_step=True, result=checks.one_for_each_matcher
+        ),
+        "SupportsGrammarBatches.accept_tokens": MethodRules(
+            in_step=True, result=checks.one_for_each_matcher
+        ),
     },
+    optional=(t.SupportsGrammarBatches,),
     failure="request",
     matches=True,
     option="--structured-output-backends",

@@ -32,6 +32,7 @@ __all__ = (
     "linear_result",
     "named_tensor",
     "of_shape",
+    "one_for_each_matcher",
     "page_sizes",
     "same_shape",
     "tool_grammar",
@@ -163,6 +164,12 @@ def accepted_token(result: Any, token: int) -> bool:
     if result:
         return True
     raise ValueError(f"the grammar does not allow token {token}, which its mask allowed")
+
+
+def one_for_each_matcher(results: Any, matchers: Sequence[Any], *_: Any) -> list[Any]:
+    if isinstance(results, list) and len(results) == len(matchers):
+        return results
+    raise unexpected(results, f"a list of {len(matchers)} results")
 
 
 def is_offer(answer: object) -> bool:

@@ -107,12 +107,13 @@ class SchedulerOutput(msgspec.Struct, frozen=True, array_like=True):
 class GrammarOutput(msgspec.Struct, frozen=True, array_like=True):
     """Bitmasks for ``rows`` of a step with deferred sampling.
 
-    ``bitmask`` has ``ceil(vocab_size / 32)`` little-endian int32 words per row. Bit ``i % 32`` of
-    word ``i // 32`` is token id ``i``; 1 is allowed.
+    ``bitmask`` has equally many little-endian int32 words for each row, enough for the vocabulary.
+    Bit ``i % 32`` of word ``i // 32`` is token id ``i``; 1 is allowed. It is the engine's buffer, and
+    stays as it is until ``sample_tokens`` returns.
     """
 
     rows: list[int]
-    bitmask: bytes
+    bitmask: memoryview
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

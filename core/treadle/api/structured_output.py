@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ("CompiledGrammar", "GrammarCompiler", "GrammarMatcher", "GrammarSpec")
+__all__ = (
+    "CompiledGrammar",
+    "GrammarCompiler",
+    "GrammarMatcher",
+    "GrammarSpec",
+    "SupportsGrammarBatches",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +81,26 @@ class GrammarCompiler(Protocol):
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compile ``spec``. May raise any exception; its text is shown to the client."""
+
+
+@runtime_checkable
+class SupportsGrammarBatches(Protocol):
+    """Optional, of a ``GrammarCompiler``: advances its matchers together, in threads of its own.
+
+    Both methods return ``None`` for a matcher that fails. The core then calls the method of that
+    matcher, whose words the client gets. Used by one thread at a time.
+    """
+
+    def fill_bitmasks(
+        self, matchers: Sequence[GrammarMatcher], bitmask: Tensor, rows: Sequence[int]
+    ) -> list[bool | None]:
+        """Fill ``bitmask[rows[i]]`` for each matcher, and return what its ``is_accepting`` is.
+
+        ``bitmask`` is contiguous and has ``vocab_size // 32 + 1`` words in a row, so that there is
+        room for one id after the vocabulary; the core ignores it.
+        """
+
+    def accept_tokens(
+        self, matchers: Sequence[GrammarMatcher], tokens: Sequence[int]
+    ) -> list[bool | None]:
+        """Advance each matcher by ``tokens[i]``, and return what its ``is_terminated`` is then."""

@@ -22,7 +22,7 @@ from treadle.api.plugin_kind import MethodRules
 from treadle.api.result_checks import BY_ANNOTATION, unexpected
 from treadle.plugins.guard import NOT_CAUGHT, PluginGuard
 
-__all__ = ("wrap",)
+__all__ = ("unwrap", "wrap")
 
 Call = Callable[..., Any]
 
@@ -43,6 +43,11 @@ def wrap(instance: Any, guard: PluginGuard, *, contract: str = "", label: str = 
         return _Boundary(guard, label or kind.hook).wrap(instance, contract or kind.builds.__name__)
     except TypeError as error:
         guard.fail(kind.hook, error)
+
+
+def unwrap(instance: Any) -> Any:
+    """Return what the plugin has built, for another call of the same plugin."""
+    return instance._object if isinstance(instance, _Guarded) else instance
 
 
 class _Guarded:

@@ -77,7 +77,9 @@ class DecodeGraphs:
         self._padding = len(last_tokens) - 1
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[int, CapturedForward] = {}
-        self._sampling: OrderedDict[tuple[int, Features], CapturedSampling] = OrderedDict()
+        self._sampling: OrderedDict[tuple[int, Features, bool], CapturedSampling] = OrderedDict()
+        words = sampler.vocab_size // 32 + 1
+        self._bitmask = torch.empty(0, words, dtype=torch.int32, device=self._device)
         self._sizes: list[int] = []
 
     # ----------------------------------------------------------------------------- capture
@@ -135,18 +137,21 @@ class DecodeGraphs:
         ids = self._last_tokens.index_select(0, slots)
         return self._model.compute_logits(self._model.forward(ids, positions, forward_ctx))
 
-    def _capture_sampling(self, captured: CapturedForward, features: Features) -> CapturedSampling:
-        self._sample(captured, features)
+    def _capture_sampling(
+        self, captured: CapturedForward, features: Features, masked: bool
+    ) -> CapturedSampling:
+        self._sample(captured, features, masked)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            tokens = self._sample(captured, features)
+            tokens = self._sample(captured, features, masked)
         return CapturedSampling(graph, tokens)
 
-    def _sample(self, captured: CapturedForward, features: Features) -> Tensor:
+    def _sample(self, captured: CapturedForward, features: Features, masked: bool) -> Tensor:
         slots, positions = captured.inputs[0], captured.inputs[1]
+        bitmask = self._bitmask[: captured.rows] if masked else None
         tokens, invalid = self._sampler.sample_graphable(
-            captured.logits, slots, positions + 1, features
+            captured.logits, slots, positions + 1, features, bitmask
         )
         self._last_tokens.index_copy_(0, slots, tokens)
         return flag_invalid(tokens, invalid)
@@ -181,11 +186,22 @@ class DecodeGraphs:
         captured.graph.replay()
         return captured.logits[:rows]
 
-    def sample(self, captured: CapturedForward, rows: int, features: Features) -> Tensor:
-        """Replay sampling after ``forward``. Return tokens ``[rows]``, from ``flag_invalid``."""
-        key = (captured.rows, features)
+    def sample(
+        self,
+        captured: CapturedForward,
+        rows: int,
+        features: Features,
+        masks: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> Tensor:
+        """Replay sampling after ``forward``. Return tokens ``[rows]``, from ``flag_invalid``.
+
+        ``masks`` are rows of the step, int64 ``[n]``, and the bitmask of each, int32 ``[n, words]``.
+        """
+        if masks is not None:
+            self._write_bitmask(rows, *masks)
+        key = (captured.rows, features, masks is not None)
         if key not in self._sampling:
-            self._sampling[key] = self._capture_sampling(captured, features)
+            self._sampling[key] = self._capture_sampling(captured, features, masks is not None)
             if len(self._sampling) > MAX_SAMPLING_GRAPHS:
                 self._sampling.popitem(last=False)
             # The warm-up before the capture has sampled already; the replay writes the same tokens.
@@ -193,3 +209,14 @@ class DecodeGraphs:
         sampling = self._sampling[key]
         sampling.graph.replay()
         return sampling.tokens[:rows]
+
+    def _write_bitmask(self, rows: int, indices: np.ndarray, masks: np.ndarray) -> None:
+        """Copy the masks to where the graphs read them; the other rows may have every token."""
+        if not len(self._bitmask):
+            self._bitmask = self._bitmask.new_full((self._sizes[-1], self._bitmask.shape[1]), -1)
+        if len(indices) == rows and masks.flags.writeable:
+            # Of this process, where masks are filled into pinned memory.
+            self._bitmask[:rows].copy_(torch.from_numpy(masks), non_blocking=True)
+        else:
+            uploaded = self._packer.upload(indices, masks)
+            self._bitmask[:rows].fill_(-1).index_copy_(0, *uploaded)

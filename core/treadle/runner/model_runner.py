@@ -22,7 +22,7 @@ from treadle.errors import PluginLoadError
 from treadle.layers.device import device_info
 from treadle.plugins import PluginManager
 from treadle.runner.attention import AttentionGroup, build_metadata
-from treadle.runner.cuda_graphs import DecodeGraphs
+from treadle.runner.cuda_graphs import CapturedForward, DecodeGraphs
 from treadle.runner.inputs import PageTables, build_inputs
 from treadle.runner.outputs import InFlightOutput, flag_invalid
 from treadle.sampling.kernels import install_sampler_kernels
@@ -54,9 +54,11 @@ class SampleRows:
     slots_cpu: list[int]
     logits: Tensor  # [sampled, vocab]
     slots: Tensor  # int64 [sampled]
-    positions: Tensor  # int64 [sampled], index of the new token in its sequence
+    positions: Tensor  # int64 [sampled], of the token that the logits follow
     raw: Tensor | None = None
     """The model's logits, if logits processors have edited ``logits``; else ``None``."""
+    captured: CapturedForward | None = None
+    """The forward pass that was replayed, if one was."""
 
 
 class ModelRunner:
@@ -127,20 +129,11 @@ class ModelRunner:
             logits = self._graphs.forward(
                 captured, scheduler_output.slots, scheduler_output.num_computed_tokens
             )
-            features = (
-                None
-                if scheduler_output.defer_sampling
-                else self._sampler.features(scheduler_output.slots)
-            )
             row_indices = list(range(scheduler_output.num_decodes))
-            if features is not None:
-                sampled = self._graphs.sample(captured, scheduler_output.num_decodes, features)
-                pending.sampling_graphs = self._graphs.sampling_graphs
-                pending.sampled(row_indices, scheduler_output.slots, sampled)
-                rows = None
-            else:
-                slots, positions = captured.inputs[:2, : len(row_indices)]
-                rows = SampleRows(row_indices, scheduler_output.slots, logits, slots, positions + 1)
+            slots, positions = captured.inputs[:2, : len(row_indices)]
+            rows = SampleRows(
+                row_indices, scheduler_output.slots, logits, slots, positions, captured=captured
+            )
         if scheduler_output.defer_sampling:
             self._deferred = rows
             return
@@ -196,18 +189,25 @@ class ModelRunner:
     def _sample(
         self, pending: InFlightOutput, rows: SampleRows, grammar_output: GrammarOutput | None = None
     ) -> None:
-        bitmask = bitmask_rows = None
+        masks = None
         if grammar_output is not None and grammar_output.rows:
-            index_of_row = {row: i for i, row in enumerate(rows.rows)}
-            words = np.frombuffer(grammar_output.bitmask, dtype=np.int32).reshape(
-                len(grammar_output.rows), -1
+            words = np.frombuffer(grammar_output.bitmask, dtype=np.int32)
+            masks = (
+                np.searchsorted(rows.rows, grammar_output.rows),  # both are in order
+                words.reshape(len(grammar_output.rows), -1),
             )
-            indices = np.array([index_of_row[row] for row in grammar_output.rows], dtype=np.int64)
-            bitmask, bitmask_rows = self._packer.upload(words.copy(), indices)
+        if self._graphs is not None and rows.captured is not None and rows.raw is None:
+            features = self._sampler.features(rows.slots_cpu)
+            if features is not None:
+                tokens = self._graphs.sample(rows.captured, len(rows.rows), features, masks)
+                pending.sampling_graphs = self._graphs.sampling_graphs
+                pending.sampled(rows.rows, rows.slots_cpu, tokens)
+                return
+        bitmask_rows, bitmask = (None, None) if masks is None else self._packer.upload(*masks)
         output = self._sampler.sample(
             rows.logits,
             rows.slots,
-            rows.positions,
+            rows.positions + 1,
             rows.slots_cpu,
             bitmask=bitmask,
             bitmask_rows=bitmask_rows,

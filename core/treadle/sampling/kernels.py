@@ -9,7 +9,7 @@ from treadle.sampling.sampler import Sampler
 
 __all__ = ("SAMPLER_OPS", "install_sampler_kernels")
 
-SAMPLER_OPS = ("sample", "argmax")
+SAMPLER_OPS = ("sample", "argmax", "apply_bitmask")
 """Operations that kernel plugins may offer; ``treadle.testing.kernel_ops`` declares them."""
 
 
@@ -26,4 +26,6 @@ def install_sampler_kernels(
         sampler.sample_op = offer.load()
     if (offer := offers["argmax"]) is not None:
         sampler.argmax_op = offer.load()
+    if (offer := offers["apply_bitmask"]) is not None:
+        sampler.bitmask_op = offer.load()
     return {op: offer.name for op, offer in offers.items() if offer is not None}

@@ -17,11 +17,11 @@ def bitmask_words(vocab_size: int) -> int:
     return -(-vocab_size // 32)
 
 
-def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -> None:
-    """Set the logits of tokens whose bit is 0 to -inf, in place.
+def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Set the logits of tokens whose bit is 0 to -inf, in place; return them.
 
     Bit ``i % 32`` of word ``i // 32`` is token ``i``. ``bitmask`` is int32
-    ``[n, bitmask_words(vocab)]`` and masks ``logits[rows]`` (int64 ``[n]``), or all rows in order.
+    ``[n, words]`` with words for the vocabulary or more, and masks ``logits[rows]`` (int64 ``[n]``), or all rows in order.
     """
     device = bitmask.device
     bits = torch.arange(256, device=device).unsqueeze(1) >> torch.arange(8, device=device)
@@ -30,10 +30,7 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -
     # Bytes of a little-endian word are in the order of their tokens.
     octets = bitmask.contiguous().view(torch.uint8).flatten().int()
     bans = additions.index_select(0, octets).view(len(bitmask), -1)[:, : logits.shape[1]]
-    if rows is None:
-        logits.add_(bans)
-    else:
-        logits.index_add_(0, rows, bans)
+    return logits.add_(bans) if rows is None else logits.index_add_(0, rows, bans.to(logits.dtype))
 
 
 class AllowedTokenIds:

@@ -76,6 +76,7 @@ class Sampler:
         self.argmax_op: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         self.sample_op: Callable[..., tuple[Tensor, Tensor]] | None = None
         """Kernel for steps without filters; see ``treadle.testing.kernel_ops``."""
+        self.bitmask_op: Callable[[Tensor, Tensor], Tensor] = apply_bitmask
 
     def add_sequences(self, starts: Sequence[NewSequenceData]) -> None:
         """Set the parameters of slots, replacing earlier ones, in one transfer to the device.
@@ -152,13 +153,21 @@ class Sampler:
         return SampleOutput(tokens, invalid, logprobs)
 
     def sample_graphable(
-        self, logits: Tensor, slots: Tensor, positions: Tensor, features: Features
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        features: Features,
+        bitmask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return tokens int64 ``[rows]`` and invalid rows bool ``[rows]``. Can be captured.
 
-        The device operations depend only on ``features`` and the shape, and the tables that they
-        read never move, so a CUDA graph stays valid when sequences are added or removed.
+        ``bitmask``, a row for each of ``logits``, masks them in place. The device operations depend
+        only on ``features`` and the shape, and the tables that they read never move, so a CUDA graph
+        stays valid when sequences are added or removed.
         """
+        if bitmask is not None:
+            self.bitmask_op(logits, bitmask)
         groups = [FilterGroup(None, features)] if features.filters else []
         return self._choose(logits, slots, positions, features, groups)
 
@@ -174,7 +183,9 @@ class Sampler:
         if bitmask is None and not selection.edits:
             return logits
         x = self._scratch.get("edited", logits).copy_(logits)
-        if bitmask is not None:
+        if bitmask is not None and bitmask_rows is None:
+            self.bitmask_op(x, bitmask)
+        elif bitmask is not None:
             apply_bitmask(x, bitmask, bitmask_rows)
         for table, part in selection.edits:
             table.apply(x, part, positions)

@@ -37,7 +37,7 @@ class Packer:
     def upload(self, *arrays: np.ndarray) -> list[Tensor]:
         """Return device tensors with the contents, shapes and types of ``arrays``."""
         if not self._buffers or not arrays:
-            return [torch.from_numpy(source).to(self._device) for source in arrays]
+            return [torch.tensor(source, device=self._device) for source in arrays]
         offsets, size = [], 0
         for source in arrays:
             offsets.append(size)

@@ -18,7 +18,7 @@ from treadle.scheduler.queue import WaitingQueue
 from treadle.scheduler.sequence import SequenceState
 from treadle.scheduler.step import InFlightStep
 from treadle.scheduler.step_pace import StepPace
-from treadle.structured_output import StructuredOutputState
+from treadle.structured_output.batch import GrammarRow, accept_tokens
 
 __all__ = ("Scheduler",)
 
@@ -271,6 +271,8 @@ class Scheduler:
                 f"expected {sum(step.needs_sampling)}"
             )
         errors = self._fail_invalid_rows(step, result) if result.invalid_rows else []
+        if step.defer_sampling:
+            self._advance_grammars(step, result)
         outputs = self._update_decodes(step, result)
         outputs += self._update_chunks(step, result)
         self.counters.generation_tokens += len(outputs)
@@ -290,6 +292,19 @@ class Scheduler:
                 error, param = _grammar_error(sequence) or (NO_TOKEN, _impossible_param(sequence))
             outputs.append(self._error(sequence, error, param))
         return outputs
+
+    def _advance_grammars(self, step: InFlightStep, result: ModelRunnerOutput) -> None:
+        """Let the grammars read the sampled tokens, all at once, before the sequences gain them."""
+        sampled = zip(
+            compress(step.sequences, step.needs_sampling), result.sampled_token_ids, strict=True
+        )
+        accept_tokens(
+            (s.grammar_state, token)
+            for s, token in sampled
+            if s.grammar_state is not None
+            and not s.finished
+            and not (token in s.stop_token_ids and s.num_output_tokens >= s.params.min_tokens)
+        )
 
     def _update_decodes(self, step: InFlightStep, result: ModelRunnerOutput) -> list[TokenOutput]:
         """Append the tokens of the rows that generate, none of which is its sequence's first.
@@ -311,7 +326,7 @@ class Scheduler:
             if (
                 token in sequence.stop_token_ids
                 or computed + 1 >= sequence.max_num_tokens
-                or sequence.grammar_state is not None
+                or (sequence.grammar_state is not None and sequence.grammar_state.has_ended)
                 or row in logprobs
             ):
                 outputs.append(self._advance(sequence, token, logprobs.get(row)))
@@ -361,11 +376,8 @@ class Scheduler:
             self._finish(sequence, reason)
         return output
 
-    def grammar_rows(
-        self,
-    ) -> list[tuple[int, StructuredOutputState, frozenset[int], list[int]]]:
-        """Return row, grammar state, stop ids and forbidden ids of each constrained row of the
-        newest step."""
+    def grammar_rows(self) -> list[GrammarRow]:
+        """Return the constrained rows of the newest step."""
         step = self._in_flight[-1]
         return [
             (row, s.grammar_state, s.stop_token_ids, s.forbidden_ids())
@@ -380,7 +392,7 @@ class Scheduler:
         ):
             eos = token in self.eos_ids and not sequence.params.ignore_eos
             return "stop", None if eos else token
-        if sequence.grammar_state is not None and sequence.grammar_state.accept_token(token):
+        if sequence.grammar_state is not None and sequence.grammar_state.has_ended:
             return "stop", None
         if len(sequence.token_ids) >= sequence.max_num_tokens:
             return "length", None

@@ -98,6 +98,8 @@ class SequenceState:
 
     def forbidden_ids(self) -> list[int]:
         """Return the ids that ``bad_words`` and ``min_tokens`` forbid for the next token."""
+        if not self.request.bad_words and not self.params.min_tokens:
+            return []
         length = len(self.token_ids)
         ids = [
             word[-1]

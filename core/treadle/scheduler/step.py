@@ -37,7 +37,7 @@ class InFlightStep:
         self.work: list[float] = []
         """Of a bounded step: 1, rows, prompt tokens, cached tokens that its rows read, the sum of cached
         tokens over the prompt tokens, and 1 if it has any. Cached tokens of a row count once."""
-        self._defer_sampling = False
+        self.defer_sampling = False
         self._slots: list[int] = []
         self._tokens: list[int] = []
         self._new_sequences: list[NewSequenceData] = []
@@ -62,7 +62,7 @@ class InFlightStep:
         self.num_computed_tokens = [s.num_computed_tokens for s in self.sequences]
         self.num_scheduled_tokens = [1] * len(sequences)
         self.needs_sampling = [True] * len(sequences)
-        self._defer_sampling = any(s.defer_sampling for s in sequences)
+        self.defer_sampling = any(s.defer_sampling for s in sequences)
         for s in sequences:
             s.num_computed_tokens += 1
             s.num_tokens += 1
@@ -83,7 +83,7 @@ class InFlightStep:
         if samples:
             sequence.num_tokens += 1
             sequence.last_on_device = True
-            self._defer_sampling |= sequence.defer_sampling
+            self.defer_sampling |= sequence.defer_sampling
 
     def add_new_sequence(self, sequence: SequenceState, tables: list[PageTableUpdate]) -> None:
         """Announce a sequence in a new slot. ``tables`` are the pages that it starts with."""
@@ -115,5 +115,5 @@ class InFlightStep:
             new_sequences=self._new_sequences,
             freed_slots=freed_slots,
             page_table_updates=self._page_table_updates,
-            defer_sampling=self._defer_sampling,
+            defer_sampling=self.defer_sampling,
         )

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from treadle.api.kinds import STRUCTURED_OUTPUT
-from treadle.api.structured_output import CompiledGrammar, GrammarCompiler, GrammarSpec
+from treadle.api.structured_output import (
+    CompiledGrammar,
+    GrammarCompiler,
+    GrammarSpec,
+    SupportsGrammarBatches,
+)
 from treadle.config import EngineConfig
 from treadle.errors import RequestError
 from treadle.plugins import PluginManager
@@ -23,12 +28,13 @@ __all__ = ("Compilers", "SizedGrammar", "open_tokenizer")
 
 @dataclass(frozen=True, slots=True)
 class SizedGrammar:
-    """A grammar, the memory that it keeps in bytes as far as that could be measured, and the CPU
-    time that it takes to compile."""
+    """A grammar, the memory that it keeps in bytes as far as that could be measured, the CPU time
+    that it takes to compile, and its backend if that advances many sequences together."""
 
     grammar: CompiledGrammar
     size: int
     seconds: float = 0.0
+    batches: SupportsGrammarBatches | None = None
 
 
 class Compilers:
@@ -66,7 +72,10 @@ class Compilers:
             try:
                 verdict = self._checker.check(backend, spec, seconds)
                 if verdict.rejection is None:
-                    compiled = SizedGrammar(compiler.compile(spec), verdict.size, verdict.seconds)
+                    batches = compiler if isinstance(compiler, SupportsGrammarBatches) else None
+                    compiled = SizedGrammar(
+                        compiler.compile(spec), verdict.size, verdict.seconds, batches
+                    )
                     self._check_first_token(backend, compiled)
                     return compiled
                 refusals.append(f"{backend}: {verdict.rejection}")

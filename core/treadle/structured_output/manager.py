@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 
@@ -19,6 +19,7 @@ from treadle.errors import EngineError, PluginLoadError, RequestError
 from treadle.known_plugins import install_hint, known_distributions, known_keys
 from treadle.loading.matching import candidates
 from treadle.plugins import PluginManager
+from treadle.structured_output.batch import GrammarRow, fill_bitmasks
 from treadle.structured_output.compile_queue import CompileJob, CompileQueue
 from treadle.structured_output.compilers import Compilers, SizedGrammar
 from treadle.structured_output.spec import grammar_spec
@@ -52,7 +53,13 @@ class StructuredOutputManager:
         self._plugins = plugins
         import torch  # not above: processes that compile grammars come by here without it
 
-        self._bitmask = torch.empty((0, -(-info.vocab_size // 32)), dtype=torch.int32)
+        self._vocab_size = info.vocab_size
+        # Pinned, where the model is in this process: the device takes masks from where they are filled.
+        self._bitmask = torch.empty(
+            (config.scheduler.max_num_seqs, info.vocab_size // 32 + 1),
+            dtype=torch.int32,
+            pin_memory=torch.cuda.is_initialized(),
+        )
         self._compilers = Compilers(config, plugins, info.vocab_size)
         self.queue = CompileQueue(self._compilers, config.scheduler.max_num_queued_grammars)
         # What is quick has its own thread: the others may all be busy with bad grammars.
@@ -89,7 +96,8 @@ class StructuredOutputManager:
         ready.add_done_callback(partial(self._leave, compiled))
 
         def create_state() -> StructuredOutputState:
-            matcher = compiled.result().grammar.matcher()
+            sized = compiled.result()
+            matcher = sized.grammar.matcher()
             is_reasoning = opener = None
             if params.reasoning is not None:
                 is_reasoning, opener = self._reasoning_gate(
@@ -99,6 +107,7 @@ class StructuredOutputManager:
                 matcher,
                 is_reasoning,
                 opener,
+                batches=sized.batches,
                 allowed_ids=request.params.allowed_token_ids,
                 strict=self._plugins.switches.strict,
                 on_failure=partial(self.queue.forget, compiled),
@@ -177,18 +186,11 @@ class StructuredOutputManager:
 
     # -------------------------------------------------------------------------------- steps
 
-    def fill_bitmasks(
-        self, rows: Sequence[tuple[int, StructuredOutputState, Collection[int], Collection[int]]]
-    ) -> GrammarOutput:
-        """Return the bitmasks of ``rows``: row of the step, its state, its stop token ids and the
-        ids that it must not have next."""
-        if len(self._bitmask) < len(rows):
-            self._bitmask = self._bitmask.new_empty((len(rows), self._bitmask.shape[1]))
-        for line, (_, state, stop_ids, forbidden_ids) in enumerate(rows):
-            state.fill_bitmask(self._bitmask, line, stop_ids, forbidden_ids)
-        return GrammarOutput(
-            [row for row, *_ in rows], self._bitmask[: len(rows)].numpy().tobytes()
-        )
+    def fill_bitmasks(self, rows: Sequence[GrammarRow]) -> GrammarOutput:
+        """Return the bitmasks of ``rows``. The next call overwrites them."""
+        fill_bitmasks(rows, self._bitmask, self._vocab_size)
+        masks = self._bitmask[: len(rows)].numpy()
+        return GrammarOutput([row[0] for row in rows], masks.data.cast("B"))
 
     def wait(self, seconds: float) -> None:
         """There is nothing to do but to wait for a grammar: for the next that is ready or has

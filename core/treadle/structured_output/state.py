@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.api.structured_output import GrammarMatcher
+from treadle.api.structured_output import GrammarMatcher, SupportsGrammarBatches
 from treadle.errors import TreadleError
+from treadle.plugins.boundary import unwrap
 from treadle.plugins.guard import NOT_CAUGHT, strict_error
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 __all__ = ("StructuredOutputState", "reason_of")
@@ -24,8 +26,9 @@ class StructuredOutputState:
     ``reasoning`` takes each token and tells whether the reasoning goes on after it; ``None`` if
     the grammar holds from the first token. With ``opener`` the reasoning is not open yet: the first
     token is this one, or one of the grammar. ``allowed_ids`` are the only ids that the request
-    allows besides. Once ``error`` says what went wrong, the sequence cannot go on; ``error_param``
-    caused it. A matcher that raises calls ``on_failure``; with ``strict`` it is an ``EngineError``.
+    allows besides. ``batches`` is the backend of ``matcher``, if it advances many together. Once
+    ``error`` says what went wrong, the sequence cannot go on; ``error_param`` caused it. A matcher
+    that raises calls ``on_failure``; with ``strict`` it is an ``EngineError``.
     """
 
     def __init__(
@@ -34,15 +37,21 @@ class StructuredOutputState:
         reasoning: Callable[[int], bool] | None = None,
         opener: int | None = None,
         *,
+        batches: SupportsGrammarBatches | None = None,
         allowed_ids: Collection[int] | None = None,
         strict: bool = False,
         on_failure: Callable[[], object] = lambda: None,
     ) -> None:
         self._matcher = matcher
-        self._reasoning = reasoning
-        self._opener = opener
+        self.matcher: GrammarMatcher = unwrap(matcher)
+        """As the backend has built it, for its batches."""
+        self._backend, self._reasoning, self._opener = batches, reasoning, opener
+        self.batches = batches if reasoning is None else None
+        """What advances the matcher together with others, once the grammar reads every token."""
         self._strict, self._on_failure = strict, on_failure
-        self._allowed_ids = None if allowed_ids is None else np.array(sorted(allowed_ids))
+        self.allowed_ids = None if allowed_ids is None else np.array(sorted(allowed_ids))
+        self.has_ended = False
+        """Whether nothing may follow: the output is complete, or there is an ``error``."""
         self.error: str | None = None
         self.error_param: str | None = None
 
@@ -59,84 +68,90 @@ class StructuredOutputState:
         ``error`` nothing is.
         """
         mask = bitmask[row : row + 1]  # a matcher cannot write into the rows of others
+        line = mask.numpy().view(np.uint32)[0]
         if self._reasoning is not None and self._opener is None:
-            line = mask.numpy().view(np.uint32)[0]
             line.fill(0xFFFFFFFF)
             for token in stop_ids:
                 line[token >> 5] &= ~np.uint32(1 << (token & 31))
             return
-        self._fill(mask, stop_ids, forbidden_ids)
-        if self.error is not None:
-            mask.zero_()
-
-    def _fill(
-        self, mask: Tensor, stop_ids: Collection[int], forbidden_ids: Collection[int]
-    ) -> None:
         try:
             self._matcher.fill_bitmask(mask, 0)
             is_accepting = self._matcher.is_accepting
         except NOT_CAUGHT:
             raise
         except BaseException as error:
-            self._fail("the grammar failed", error, "structured_outputs")
+            line.fill(0)
+            self.fail(error)
             return
-        line = mask.numpy().view(np.uint32)[0]
+        self.restrict(line, is_accepting, stop_ids, forbidden_ids)
+
+    def restrict(
+        self,
+        line: NDArray[np.uint32],
+        is_accepting: bool,
+        stop_ids: Collection[int],
+        forbidden_ids: Collection[int],
+    ) -> None:
+        """Add to ``line``, which the matcher has filled, what else decides about the next token."""
         if is_accepting:
             for token in stop_ids:
                 line[token >> 5] |= np.uint32(1 << (token & 31))
         if not line.any():
-            self.error, self.error_param = DEAD_END, "structured_outputs"
+            self.error, self.error_param, self.has_ended = DEAD_END, "structured_outputs", True
             return
         for token in forbidden_ids:
             line[token >> 5] &= ~np.uint32(1 << (token & 31))
-        if self._allowed_ids is not None:
-            words, bits = self._allowed_ids >> 5, np.uint32(1) << (self._allowed_ids & 31)
+        if self.allowed_ids is not None:
+            words, bits = self.allowed_ids >> 5, np.uint32(1) << (self.allowed_ids & 31)
             kept = line[words] & bits.astype(np.uint32)
             line.fill(0)
             np.bitwise_or.at(line, words, kept)
         if not line.any():
-            self.error = NOTHING_LEFT
-            if self._allowed_ids is not None:
+            self.error, self.has_ended = NOTHING_LEFT, True
+            if self.allowed_ids is not None:
                 self.error_param = "allowed_token_ids"
             else:
                 is_end = set(forbidden_ids).issubset(stop_ids)
                 self.error_param = "min_tokens" if is_end else "bad_words"
-        if self._opener is not None:
+        elif self._opener is not None:
             line[self._opener >> 5] |= np.uint32(1 << (self._opener & 31))
 
-    def accept_token(self, token: int) -> bool:
-        """The sequence has gained ``token``, which is no stop id. ``True`` if it must end here:
-        the output is complete and nothing may follow, or there is an ``error``."""
+    def accept_token(self, token: int) -> None:
+        """The sequence has gained ``token``, which is no stop id."""
         if self._opener is not None:
             if token != self._opener:
-                self._reasoning = None
+                self._reasoning, self.batches = None, self._backend
             self._opener = None
         if self._reasoning is not None:
-            return self._reason(self._reasoning, token)
+            self._reason(self._reasoning, token)
+            return
         try:
-            if not self._matcher.accept_token(token):
+            if self._matcher.accept_token(token):
+                self.has_ended = self._matcher.is_terminated
+            else:
                 self.error = f"the grammar does not allow token {token}, which its mask allowed"
-                self.error_param = "structured_outputs"
-                return True
-            return self._matcher.is_terminated
+                self.error_param, self.has_ended = "structured_outputs", True
         except NOT_CAUGHT:
             raise
         except BaseException as error:
-            self._fail("the grammar failed", error, "structured_outputs")
-            return True
+            self.fail(error)
 
-    def _reason(self, is_reasoning: Callable[[int], bool], token: int) -> bool:
+    def fail(self, error: BaseException) -> None:
+        """The matcher has raised ``error``: the sequence cannot go on."""
+        self._fail("the grammar failed", error, "structured_outputs")
+
+    def _reason(self, is_reasoning: Callable[[int], bool], token: int) -> None:
         try:
             if not is_reasoning(token):
-                self._reasoning = None
+                self._reasoning, self.batches = None, self._backend
         except NOT_CAUGHT:
             raise
         except BaseException as error:
             self._fail("the reasoning before the grammar failed", error)
-        return self.error is not None
 
     def _fail(self, context: str, error: BaseException, param: str | None = None) -> None:
         self.error, self.error_param = f"{context}: {reason_of(error)}", param
+        self.has_ended = True
         if self._strict:
             raise strict_error(self.error) from error
         self._on_failure()

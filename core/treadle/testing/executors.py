@@ -142,7 +142,7 @@ class ExecutorSuite(PluginTest):
                 mask = bytearray(-(-info.vocab_size // 32) * 4)
                 mask[token // 8] = 1 << token % 8
                 executor.execute_model(self.prompt(1, info, defer_sampling=True))
-                executor.sample_tokens(GrammarOutput([0], bytes(mask)))
+                executor.sample_tokens(GrammarOutput([0], memoryview(bytes(mask))))
                 assert executor.get_output().sampled_token_ids == [token]
 
     def test_a_step_that_fails_is_said_so(self, checkpoint: Path) -> None:

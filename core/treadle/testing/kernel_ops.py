@@ -11,14 +11,15 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from treadle.errors import ConfigError
 from treadle.known_plugins import install_hint
 from treadle.sampling import draw
 from treadle.sampling.blocks import Blocks
+from treadle.sampling.masks import apply_bitmask
 from treadle.sampling.noise import uniforms
-from treadle_layers_kit.kernel_op import KernelOp, scalar, tensor
+from treadle_layers_kit.kernel_op import KernelOp, Sizes, scalar, tensor
 
 __all__ = ("COMMUNICATOR_OPS", "KERNEL_OPS", "require_layer_ops")
 
@@ -45,6 +46,15 @@ def sample(
     weights = (logits.float() / temperature[:, None]).softmax(dim=-1)
     tokens, invalid = draw.draw(weights, uniforms(offsets, strides, positions), blocks)
     return torch.where(greedy > 0, argmax(logits)[0], tokens) if mixed else tokens, invalid
+
+
+def random_bits(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
+    """A mask for every row; the first allows everything."""
+    mask = torch.randint(
+        -(2**31), 2**31, (sizes["rows"], sizes["words"]), generator=generator, dtype=torch.int32
+    )
+    mask[0] = -1
+    return mask
 
 
 LOGITS = tensor("logits", "rows, vocab_size", strided=True)
@@ -81,6 +91,21 @@ SAMPLER_OPS: tuple[KernelOp, ...] = (
         reference=argmax,
         example_sizes={"vocab_size": 128256},
         small_sizes={"vocab_size": 300},
+    ),
+    KernelOp(
+        name="apply_bitmask",
+        about="""Sets the logits of tokens that a grammar does not allow to -inf, in place, and returns them:
+        bit i % 32 of word i // 32 is token i, 1 is allowed. The last words may have no token.""",
+        used_by="Sampler.bitmask_op",
+        args=(
+            tensor("logits", "rows, vocab_size", strided=True, access="write"),
+            tensor("bitmask", "rows, words", dtype="int32"),
+        ),
+        returns=(LOGITS,),
+        reference=apply_bitmask,
+        example_sizes={"vocab_size": 128256, "words": 4009},
+        small_sizes={"vocab_size": 300, "words": 11},
+        examples={"bitmask": random_bits},
     ),
 )
 

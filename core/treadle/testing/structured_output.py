@@ -28,6 +28,7 @@ from treadle.api.structured_output import (
     GrammarCompiler,
     GrammarMatcher,
     GrammarSpec,
+    SupportsGrammarBatches,
 )
 from treadle.structured_output.checker import CPU_SECONDS
 from treadle.testing.grammar_corpus import VALID, ignored, specs
@@ -222,6 +223,37 @@ class StructuredOutputSuite(PluginTest):
                     assert allowed_ids(matcher) == walk.masks[step], "the other one's state is seen"
                     assert matcher.accept_token(walk.tokens[step])
 
+    def test_a_batch_does_what_its_matchers_would(self) -> None:
+        """Each row with a twin that advances by itself; some get a token that is not allowed."""
+        import torch
+
+        compiler = self.compiler()
+        if not isinstance(compiler, SupportsGrammarBatches):
+            pytest.skip("it advances one sequence at a time")
+        compiled = [self.compiled(specs[name]) for name in ("choice", "object", "lengths", "regex")]
+        grammars = [grammar for grammar in compiled * 3 if not isinstance(grammar, str)]
+        pairs = [(grammar.matcher(), grammar.matcher()) for grammar in grammars]
+        rng = random.Random(0)
+        while pairs:
+            bitmask = torch.full((len(pairs) + 1, VOCAB // 32 + 1), 0x55555555, dtype=torch.int32)
+            matchers, rows = [matcher for matcher, _ in pairs], list(range(len(pairs), 0, -1))
+            is_accepting = compiler.fill_bitmasks(matchers, bitmask, rows)
+            masks = [allowed_ids(twin) for _, twin in pairs]
+            assert is_accepting == [twin.is_accepting for _, twin in pairs]
+            assert [_bits(bitmask[row, : VOCAB // 32]) for row in rows] == masks
+            assert (bitmask[0] == 0x55555555).all(), "it wrote into another row"
+            tokens = [
+                rng.choice(mask) if rng.random() < 0.9 else self.tokenizer.eos_token_id
+                for mask in masks
+            ]
+            results = compiler.accept_tokens(matchers, tokens)
+            for (matcher, twin), token, result in zip(pairs, tokens, results, strict=True):
+                expected = twin.is_terminated if twin.accept_token(token) else None
+                assert result == expected, f"{result} for {token}, {expected} by itself"
+                if result is None:  # the core asks that matcher, and ends its sequence only
+                    assert not matcher.accept_token(token)
+            pairs = [pair for pair, result in zip(pairs, results, strict=True) if not result]
+
     @pytest.mark.parametrize("name", list(specs))
     def test_special_and_unused_ids_are_never_allowed(self, name: str) -> None:
         grammar = self.grammar(name)
@@ -270,16 +302,15 @@ class StructuredOutputSuite(PluginTest):
         matcher = self.simple(GrammarSpec("regex", "ab{0,2}")).matcher()
         state = StructuredOutputState(matcher)
         stops = (self.tokenizer.eos_token_id, VOCAB - 1)
-        is_finished = False
         for char, ends in (("a", False), ("b", True), ("b", True)):
-            assert not is_finished
+            assert not state.has_ended
             mask = torch.zeros((1, VOCAB // 32), dtype=torch.int32)
             state.fill_bitmask(mask, 0, stops)
             allowed = _bits(mask[0])
             assert {token in allowed for token in stops} == {ends} and state.error is None
             assert {self._text(t)[:1] for t in allowed if t not in stops} == {char.encode()}
-            is_finished = state.accept_token(self.tokenizer.of_byte(ord(char)))
-        assert is_finished, "nothing may follow, and the sequence goes on"
+            state.accept_token(self.tokenizer.of_byte(ord(char)))
+        assert state.has_ended, "nothing may follow, and the sequence goes on"
 
     def test_threads_may_share_it(self) -> None:
         """Grammars are compiled in a thread pool and used by the engine's thread."""

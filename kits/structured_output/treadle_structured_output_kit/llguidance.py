@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from time import thread_time
 from typing import TYPE_CHECKING, Any
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from treadle.api.types import Tokenizer
@@ -27,6 +28,12 @@ __all__ = ("LLGuidanceCompiler", "LLGuidanceGrammar", "LLGuidanceMatcher")
 
 DEAD_END = "NoExtensionBias"
 """The library's word for a grammar that allows no token: an error of its, and an empty mask."""
+MAX_THREADS = 16
+MAX_AUTOMATA = 16
+MAX_TEXTS, MAX_TEXT = 4096, 128
+"""Texts without a choice whose ids are kept, and the characters of one: every row has the same."""
+MAX_AUTOMATON_SECONDS = 0.01
+"""CPU time that compiling a grammar may take so that it gets an automaton for each few sequences."""
 MAX_REPLAY_SECONDS = 0.05
 """CPU time that compiling a grammar may take so that a sequence compiles it again inside a step."""
 
@@ -43,6 +50,7 @@ class LLGuidanceCompiler:
         # the core's, and any of the model's may be an ordinary token of a grammar.
         wrapper = TokenizerWrapper(_Vocabulary(tokenizer, vocab_size))
         self._tokenizer = LLTokenizer(wrapper, n_vocab=vocab_size + 1, eos_token=vocab_size)
+        self._executor: LLExecutor | None = None
 
     def compile_json_schema(
         self,
@@ -67,6 +75,37 @@ class LLGuidanceCompiler:
         lark = str(any_to_lark(grammar)) if "::=" in grammar else grammar
         return self._compile(str(LLMatcher.grammar_from_lark(lark)))
 
+    def fill_bitmasks(
+        self, matchers: Sequence[LLGuidanceMatcher], bitmask: Tensor, rows: Sequence[int]
+    ) -> list[bool | None]:
+        """Do what ``SupportsGrammarBatches`` says."""
+        num_rows, num_words = bitmask.shape
+        pairs = [(matchers[i].library, rows[i]) for i in _in_turn(matchers)]
+        self._threads.unsafe_compute_mask_ptr(pairs, bitmask.data_ptr(), num_words * 4, num_rows)
+        libraries = [matcher.library for matcher in matchers]
+        return [None if x.is_error() else x.is_accepting() for x in libraries]
+
+    def accept_tokens(
+        self, matchers: Sequence[LLGuidanceMatcher], tokens: Sequence[int]
+    ) -> list[bool | None]:
+        """Do what ``SupportsGrammarBatches`` says."""
+        order = _in_turn(matchers)
+        pairs = [(matchers[i].library, tokens[i]) for i in order]
+        results: list[bool | None] = [None] * len(matchers)
+        for i, is_accepted in zip(order, self._threads.consume_token_par(pairs), strict=True):
+            if is_accepted:
+                matcher = matchers[i]
+                matcher.tokens.append(tokens[i])
+                results[i] = matcher.library.is_stopped() and matcher.is_accepting
+        return results
+
+    @property
+    def _threads(self) -> LLExecutor:
+        """Made when it is needed: the processes that compile are forks, which lose threads."""
+        if self._executor is None:
+            self._executor = LLExecutor(min(MAX_THREADS, os.cpu_count() or 1))
+        return self._executor
+
     def _compile(self, source: str) -> LLGuidanceGrammar:
         return LLGuidanceGrammar(self._tokenizer, source, self._vocab_size)
 
@@ -76,15 +115,19 @@ class LLGuidanceGrammar:
 
     The library's copies share the automaton of the grammar's tokens, which grows as they run. When
     it reaches a limit, it is of no use to any of them any more. Their own grammars go on then, and
-    sequences that come later get a new automaton.
+    sequences that come later get a new automaton. Only one of those that share it advances at a
+    time: a grammar that costs little has several automata, which take turns.
     """
 
     def __init__(self, tokenizer: LLTokenizer, source: str, vocab_size: int) -> None:
         self._tokenizer, self._source, self._vocab_size = tokenizer, source, vocab_size
         start = thread_time()
-        self._matcher = self.compile()
-        self.can_replay = thread_time() - start < MAX_REPLAY_SECONDS
-        self._is_spoiled = False
+        first = self.compile()
+        seconds = thread_time() - start
+        self.can_replay = seconds < MAX_REPLAY_SECONDS
+        count = min(MAX_AUTOMATA, os.cpu_count() or 1) if seconds < MAX_AUTOMATON_SECONDS else 1
+        self._automata: list[LLMatcher | None] = [first, *[None] * (count - 1)]
+        self._turns = itertools.cycle(range(count))
         self._lock = threading.Lock()
 
     def compile(self) -> LLMatcher:
@@ -97,13 +140,13 @@ class LLGuidanceGrammar:
     def matcher(self) -> LLGuidanceMatcher:
         """Return the state of a new sequence."""
         with self._lock:
-            if self._is_spoiled:
-                self._matcher, self._is_spoiled = self.compile(), False
-            return LLGuidanceMatcher(self, self._matcher.deep_copy(), self._vocab_size)
+            turn = next(self._turns)
+            automaton = self._automata[turn] = self._automata[turn] or self.compile()
+            return LLGuidanceMatcher(self, turn, automaton.deep_copy(), self._vocab_size)
 
-    def spoil(self) -> None:
+    def spoil(self, automaton: int) -> None:
         """A copy has reached a limit: sequences that come later need another automaton."""
-        self._is_spoiled = True
+        self._automata[automaton] = None
 
 
 class LLGuidanceMatcher:
@@ -113,20 +156,24 @@ class LLGuidanceMatcher:
     written does not count there. Raises ``ValueError`` if that fails too.
     """
 
-    def __init__(self, grammar: LLGuidanceGrammar, matcher: LLMatcher, vocab_size: int) -> None:
-        self._grammar, self._matcher = grammar, matcher
+    def __init__(
+        self, grammar: LLGuidanceGrammar, automaton: int, matcher: LLMatcher, vocab_size: int
+    ) -> None:
+        self._grammar, self.library = grammar, matcher
+        self.automaton = automaton
+        """The number of the automaton that it shares."""
         self._vocab_size = vocab_size
         self._row = empty_row(vocab_size + 1)
-        self._tokens: list[int] = []
+        self.tokens: list[int] = []
         self._is_shared = True
 
     def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
         """Write the ids that may come next into ``bitmask[row]``."""
         allowed = self._row
-        self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
-        if self._matcher.is_error() and _error_text(self._matcher) == DEAD_END:
+        self.library.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
+        if self.library.is_error() and _error_text(self.library) == DEAD_END:
             allowed.fill(0)
-        elif self._matcher.is_error():
+        elif self.library.is_error():
             self._start_again()
             self.fill_bitmask(bitmask, row)
             return
@@ -135,47 +182,52 @@ class LLGuidanceMatcher:
 
     def accept_token(self, token: int) -> bool:
         """Advance; ``False`` (and no change) if the token is not allowed."""
-        accepted: int = self._matcher.try_consume_tokens([token])
-        if self._matcher.is_error():
+        accepted: int = self.library.try_consume_tokens([token])
+        if self.library.is_error():
             self._start_again()
             return self.accept_token(token)
         if accepted == 1:
-            self._tokens.append(token)
+            self.tokens.append(token)
         return accepted == 1
 
     def rollback(self, count: int) -> None:
         """Undo the last ``count`` tokens."""
-        if not 0 <= count <= len(self._tokens):
-            raise ValueError(f"{count} tokens cannot be undone; there are {len(self._tokens)}")
-        del self._tokens[len(self._tokens) - count :]
-        if not self._matcher.rollback(count):
+        if not 0 <= count <= len(self.tokens):
+            raise ValueError(f"{count} tokens cannot be undone; there are {len(self.tokens)}")
+        del self.tokens[len(self.tokens) - count :]
+        if not self.library.rollback(count):
             self._start_again()
 
     @property
     def is_accepting(self) -> bool:
         """Whether the sequence may end here."""
-        return bool(self._matcher.is_accepting())
+        return bool(self.library.is_accepting())
 
     @property
     def is_terminated(self) -> bool:
         """Whether the sequence must end here."""
-        return bool(self._matcher.is_stopped()) and self.is_accepting
+        return bool(self.library.is_stopped()) and self.is_accepting
 
     def _start_again(self) -> None:
         """Read the output again with a matcher that shares nothing, once.
 
         The library's matcher never leaves its error state, which is also how it reports a limit.
         """
-        reason = _error_text(self._matcher)
+        reason = _error_text(self.library)
         if self._is_shared:
-            self._grammar.spoil()
+            self._grammar.spoil(self.automaton)
         if not self._is_shared or not self._grammar.can_replay:
             raise ValueError(f"llguidance has reached a limit of its own: {reason}")
         self._is_shared = False
-        self._matcher = self._grammar.compile()
-        if self._matcher.try_consume_tokens(self._tokens) != len(self._tokens):
-            reason = _error_text(self._matcher) or reason
+        self.library = self._grammar.compile()
+        if self.library.try_consume_tokens(self.tokens) != len(self.tokens):
+            reason = _error_text(self.library) or reason
             raise ValueError(f"llguidance has reached a limit of its own: {reason}")
+
+
+def _in_turn(matchers: Sequence[LLGuidanceMatcher]) -> list[int]:
+    """Their indices. Threads take neighbours, so that those of one automaton meet no other thread."""
+    return sorted(range(len(matchers)), key=[m.automaton for m in matchers].__getitem__)
 
 
 class _Vocabulary:
@@ -196,12 +248,16 @@ class _Vocabulary:
         self.special_token_ids = [*sorted(special), vocab_size]
         self._special = frozenset(special)
         self._tokenizer = tokenizer
+        self._encode = lru_cache(MAX_TEXTS)(self._encode_text)
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Encode text that a grammar leaves no choice about; the library allows these ids only.
 
         It is text, also where it reads like a special token.
         """
+        return self._encode(text) if len(text) < MAX_TEXT else self._encode_text(text)
+
+    def _encode_text(self, text: str | bytes) -> list[int]:
         decoded = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         ids = self._tokenizer.encode(decoded, add_special_tokens=False)
         if self._special.isdisjoint(ids):

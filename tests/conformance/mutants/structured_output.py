@@ -63,6 +63,17 @@ class Mine:
     def compile(self, spec):
         return Grammar(self.real.compile(spec), spec)
 
+    def fill_bitmasks(self, matchers, bitmask, rows):
+        for matcher, row in zip(matchers, rows):
+            matcher.fill_bitmask(bitmask, row)
+        return [matcher.is_accepting for matcher in matchers]
+
+    def accept_tokens(self, matchers, tokens):
+        return [
+            matcher.is_terminated if matcher.accept_token(token) else None
+            for matcher, token in zip(matchers, tokens)
+        ]
+
 
 @impl
 def treadle_grammar_compiler(name, tokenizer, vocab_size):
@@ -106,6 +117,22 @@ SPECIMENS = (
         source=SOURCE,
         only={"name": ("lengths", "object", "choice", "multipleOf", "uniqueItems")},
         mutants=(
+            Mutant(
+                "test_a_batch_does_what_its_matchers_would",
+                {"in zip(matchers, rows):": "in zip(matchers, sorted(rows)):"},
+            ),
+            Mutant(
+                "test_a_batch_does_what_its_matchers_would",
+                {"return [matcher.is_accepting for": "return [matcher.is_terminated for"},
+            ),
+            Mutant(
+                "test_a_batch_does_what_its_matchers_would",
+                {"            matcher.is_terminated if": "            matcher.is_accepting if"},
+            ),
+            Mutant(
+                "test_a_batch_does_what_its_matchers_would",
+                {"accept_token(token) else None": "accept_token(token) else True"},
+            ),
             Mutant("test_it_is_called_by_its_key", {'name = "mine"': 'name = "llguidance"'}),
             Mutant("test_every_sampled_path_is_valid", forgetting("maxLength")),
             Mutant(

@@ -115,7 +115,8 @@ def test_a_sequence_that_reasons_is_free_and_cannot_end() -> None:
     for token in (7, 8, 9):
         guide.fill_bitmask(mask, 0, (END,))
         assert mask.tolist() == [[~1, ~0]]
-        assert not guide.accept_token(token)
+        guide.accept_token(token)
+        assert not guide.has_ended
     guide.fill_bitmask(mask, 0, (END,))
     assert seen == [7, 8, 9] and mask.tolist() == [[1 << 1, 0]]
 
@@ -132,12 +133,14 @@ def test_the_model_may_open_the_reasoning_itself(thought: list[int]) -> None:
 
     assert allowed() == {1, OPENER}
     for token in thought:
-        assert token in allowed() and not guide.accept_token(token)
+        assert token in allowed()
+        guide.accept_token(token)
+        assert not guide.has_ended
         assert token == CLOSER or allowed() == set(range(1, 64))
     for token in (1, 2, 3):
         assert allowed() == ({token, OPENER} if not thought and token == 1 else {token})
-        ended = guide.accept_token(token)
-    assert ended and guide.error is None
+        guide.accept_token(token)
+    assert guide.has_ended and guide.error is None
 
 
 def test_an_unknown_parser_is_an_error_of_the_request(llm: LLM) -> None:

@@ -92,9 +92,10 @@ class SimulatedExecutor:
         assert step is not None
         masks: dict[int, list[int]] = {}
         if grammar_output is not None:
-            words = np.frombuffer(grammar_output.bitmask, dtype="<u8")
-            for row, word in zip(grammar_output.rows, words.tolist(), strict=True):
-                masks[row] = [i for i in range(VOCAB) if word >> i & 1]
+            octets = np.frombuffer(grammar_output.bitmask, dtype=np.uint8)
+            bits = np.unpackbits(octets, bitorder="little").reshape(len(grammar_output.rows), -1)
+            for row, allowed in zip(grammar_output.rows, bits[:, :VOCAB], strict=True):
+                masks[row] = np.flatnonzero(allowed).tolist()
         self._sample(step, masks)
 
     def _sample(self, step: SchedulerOutput, masks: dict[int, list[int]]) -> None:

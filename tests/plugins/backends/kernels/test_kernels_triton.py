@@ -239,6 +239,7 @@ def test_kernels_compile_for_hopper_and_wait_before_they_write(
         "linear_silu_and_mul",
         "sample",
         "argmax",
+        "apply_bitmask",
     ],
 )
 def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:

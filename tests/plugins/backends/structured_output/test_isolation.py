@@ -9,14 +9,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from treadle.api.files import ModelFiles, Tokenizer
 from treadle.api.kinds import STRUCTURED_OUTPUT
-from treadle.api.structured_output import GrammarCompiler, GrammarMatcher, GrammarSpec
+from treadle.api.structured_output import (
+    GrammarCompiler,
+    GrammarMatcher,
+    GrammarSpec,
+    SupportsGrammarBatches,
+)
 from treadle.plugins import PluginManager
 from treadle.structured_output import StructuredOutputState
+from treadle.structured_output.batch import accept_tokens, fill_bitmasks
 from treadle.testing.grammar_corpus import schemas
 from treadle.testing.grammar_vocabulary import SmallTokenizer
 from treadle.testing.structured_output import allowed_ids
@@ -67,6 +74,24 @@ def test_a_limit_of_the_library_is_reached_by_one_sequence_alone() -> None:
     assert later == [*begun, *fine], "one that had begun, and one that comes later"
 
 
+def test_a_limit_that_is_reached_in_a_batch_ends_one_sequence() -> None:
+    tokenizer, llguidance = demo()
+    assert isinstance(llguidance, SupportsGrammarBatches)
+    grammars = [llguidance.compile(GrammarSpec("regex", p)) for p in (EXPLOSIVE, "[a-z ]*")]
+    states = [StructuredOutputState(g.matcher(), batches=llguidance) for g in grammars]
+    bitmask = torch.zeros((2, tokenizer.vocab_size // 32 + 1), dtype=torch.int32)
+    rng = random.Random(0)
+    for _ in range(300):
+        rows = [(i, s, (), ()) for i, s in enumerate(states) if s.error is None]
+        fill_bitmasks(rows, bitmask, tokenizer.vocab_size)
+        octets = bitmask.numpy().view(np.uint8)
+        bits = np.unpackbits(octets, axis=1, bitorder="little")[:, : tokenizer.vocab_size]
+        choices = [(s, np.flatnonzero(b)) for (_, s, *_), b in zip(rows, bits, strict=False)]
+        accept_tokens((s, int(rng.choice(ids))) for s, ids in choices if s.error is None)
+    assert "llguidance has reached a limit of its own" in str(states[0].error)
+    assert states[1].error is None and not states[1].has_ended
+
+
 def test_what_others_have_written_does_not_count() -> None:
     """The automaton is shared, and full of states of all of them at some time."""
     tokenizer, llguidance = demo()
@@ -95,7 +120,7 @@ class Broken:
         return call
 
 
-PARTS = {"llguidance": "_matcher", "lm-format-enforcer": "_reader", "outlines": "_guide"}
+PARTS = {"llguidance": "library", "lm-format-enforcer": "_reader", "outlines": "_guide"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -113,7 +138,9 @@ def test_a_fault_at_any_call_of_a_library_leaves_the_grammar_to_others(backend: 
         mask = torch.zeros(1, -(-SMALL.vocab_size // 32), dtype=torch.int32)
         for token in expected:
             state.fill_bitmask(mask, 0, (), ())
-            if state.error or state.accept_token(token):
+            if not state.error:
+                state.accept_token(token)
+            if state.has_ended:
                 break
         if state.error:
             failed += 1

@@ -27,6 +27,7 @@ MODULES = {
     "int4_linear": "int4.linear",
     "sample": "sample",
     "argmax": "sample",
+    "apply_bitmask": "bitmask",
 }
 LINEARS = ("linear", "linear_split_k", "linear_silu_and_mul")
 

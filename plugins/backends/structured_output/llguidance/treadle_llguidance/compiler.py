@@ -53,6 +53,8 @@ class Compiler:
         self._strict = strict
         self._whitespace = whitespace_pattern
         self._compiler = LLGuidanceCompiler(tokenizer, vocab_size)
+        self.fill_bitmasks = self._compiler.fill_bitmasks
+        self.accept_tokens = self._compiler.accept_tokens
 
     def unsupported_reason(self, spec: GrammarSpec) -> str | None:
         """Return why ``spec`` cannot be enforced, or ``None``."""

@@ -1,0 +1,148 @@
+"""Backends that advance many sequences at once: what fails is paid for by as few as can be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from treadle.structured_output.batch import accept_tokens, fill_bitmasks
+from treadle.structured_output.state import StructuredOutputState
+
+VOCAB = 64
+ROOM = VOCAB // 32 + 1
+
+
+class Counting:
+    """Allows its own number, and refuses every other token."""
+
+    is_accepting = is_terminated = False
+
+    def __init__(self, number: int, fails: bool = False) -> None:
+        self.number, self.fails, self.num_accepted = number, fails, 0
+
+    def fill_bitmask(self, bitmask: torch.Tensor, row: int) -> None:
+        if self.fails:
+            raise KeyError("oh")
+        assert bitmask.shape[1] == VOCAB // 32
+        bitmask[row] = 0
+        bitmask[row, self.number // 32] = 1 << self.number % 32
+
+    def accept_token(self, token: int) -> bool:
+        self.num_accepted += token == self.number
+        return token == self.number
+
+    def rollback(self, count: int) -> None:
+        raise NotImplementedError
+
+
+class Backend:
+    """Does for each matcher what that would do; ``replies`` takes its answers."""
+
+    def __init__(self, replies: Callable[[list[Any]], Any] = lambda answers: answers) -> None:
+        self.replies, self.calls = replies, 0
+
+    def fill_bitmasks(
+        self, matchers: Sequence[Counting], bitmask: torch.Tensor, rows: Sequence[int]
+    ) -> Any:
+        self.calls += 1
+        for matcher, row in zip(matchers, rows, strict=True):
+            bitmask[row] = 0
+            bitmask[row, matcher.number // 32] = 1 << matcher.number % 32
+            bitmask[row, -1] = 1  # the id after the vocabulary
+        return self.replies([None if matcher.fails else False for matcher in matchers])
+
+    def accept_tokens(self, matchers: Sequence[Counting], tokens: Sequence[int]) -> Any:
+        self.calls += 1
+        accepted = [m.accept_token(t) for m, t in zip(matchers, tokens, strict=True)]
+        return self.replies([False if ok else None for ok in accepted])
+
+
+def raising(answers: list[Any]) -> Any:
+    raise RuntimeError("no batch today")
+
+
+def states(backend: Any, *matchers: Counting) -> list[StructuredOutputState]:
+    return [StructuredOutputState(matcher, batches=backend) for matcher in matchers]  # type: ignore[arg-type]
+
+
+def masks(rows: list[StructuredOutputState]) -> list[set[int]]:
+    bitmask = torch.full((len(rows), ROOM), -1, dtype=torch.int32)
+    fill_bitmasks([(i, state, (), ()) for i, state in enumerate(rows)], bitmask, VOCAB)
+    return [{i for i in range(VOCAB) if int(m[i // 32]) >> (i % 32) & 1} for m in bitmask]
+
+
+def test_sequences_of_a_backend_advance_in_one_call() -> None:
+    first, second = Backend(), Backend()
+    rows = states(first, Counting(3), Counting(40)) + states(second, Counting(5))
+    rows += states(None, Counting(6))
+    assert masks(rows) == [{3}, {40}, {5}, {6}]
+    accept_tokens(zip(rows, (3, 40, 5, 6), strict=True))
+    assert (first.calls, second.calls) == (2, 2)
+    assert not any(state.has_ended for state in rows)
+    assert [state.matcher.num_accepted for state in rows] == [1] * 4  # type: ignore[attr-defined]
+
+
+def test_one_that_fails_is_named_by_itself() -> None:
+    rows = states(Backend(), Counting(3), Counting(4, fails=True), Counting(5))
+    assert masks(rows) == [{3}, set(), {5}]
+    assert [state.error for state in rows] == [None, "the grammar failed: KeyError: 'oh'", None]
+    accept_tokens([(rows[0], 3), (rows[2], 9)])
+    assert rows[0].error is None and "does not allow token 9" in str(rows[2].error)
+
+
+@pytest.mark.parametrize("replies", [raising, lambda answers: answers[1:]], ids=["raises", "short"])
+def test_a_batch_that_fails_is_filled_row_by_row(
+    replies: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from treadle.api.result_checks import one_for_each_matcher
+
+    class Checked(Backend):
+        """As behind the boundary, which checks what a plugin returns."""
+
+        def fill_bitmasks(self, matchers: Any, bitmask: Any, rows: Any) -> Any:
+            return one_for_each_matcher(super().fill_bitmasks(matchers, bitmask, rows), matchers)
+
+    caplog.set_level(logging.WARNING)
+    rows = states(Checked(replies), Counting(3), Counting(4))
+    assert masks(rows) == [{3}, {4}]
+    assert "each row is filled by itself" in caplog.text
+
+
+def test_nobody_knows_who_has_advanced_when_accepting_raises() -> None:
+    rows = states(Backend(raising), Counting(3), Counting(4)) + states(Backend(), Counting(5))
+    accept_tokens(zip(rows, (3, 4, 5), strict=True))
+    assert [state.has_ended for state in rows] == [True, True, False]
+    assert all("no batch today" in str(state.error) for state in rows[:2])
+
+
+def test_while_a_sequence_reasons_it_is_in_no_batch() -> None:
+    backend = Backend()
+    state = StructuredOutputState(
+        Counting(3),
+        lambda token: token != 9,
+        batches=backend,  # type: ignore[arg-type]
+    )
+    for token in (7, 8, 9):
+        assert masks([state]) == [set(range(VOCAB))]
+        accept_tokens([(state, token)])
+    assert backend.calls == 0
+    assert masks([state]) == [{3}] and backend.calls == 1
+    accept_tokens([(state, 3)])
+    assert backend.calls == 2 and state.matcher.num_accepted == 1  # type: ignore[attr-defined]
+
+
+def test_what_the_request_says_holds_in_a_batch() -> None:
+    backend = Backend()
+    ends, forbids = states(backend, Counting(3), Counting(4))
+    allows = StructuredOutputState(Counting(5), batches=backend, allowed_ids=[6])  # type: ignore[arg-type]
+    bitmask = torch.zeros((3, ROOM), dtype=torch.int32)
+    fill_bitmasks(
+        [(0, ends, (9,), ()), (1, forbids, (), (4,)), (2, allows, (), ())], bitmask, VOCAB
+    )
+    assert bitmask[:, :2].tolist() == [[1 << 3, 0], [0, 0], [0, 0]]
+    assert ends.error is None, "the output is not complete, so that it may not end"
+    assert forbids.error_param == "bad_words" and allows.error_param == "allowed_token_ids"
