@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from treadle_communicator_symmetric.communicator import create
 
 from treadle.api.communicators import Communicator
+from treadle.api.devices import device_info
 from treadle.api.models import ModelContext
-from treadle.layers import device_info
 from treadle.plugins import PluginManager
 from treadle_layers_kit import LMHead, RMSNorm
 from treadle_worker_kit.communicator import TorchCommunicator, choose_communicator

@@ -21,9 +21,9 @@ from torch import nn
 
 from treadle.api.checkpoints import files_in
 from treadle.api.files import ModelFiles
-from treadle.layers import SingleRankCommunicator
 from treadle.plugins import PluginManager
 from treadle.testing.attention_reference import ReferenceBackend
+from treadle_layers_kit import SingleRankCommunicator
 from treadle_worker_kit.build import build_model
 from treadle_worker_kit.model_config import read_config
 

@@ -18,7 +18,7 @@ FLOORS = (
     ("processes",),
     ("api",),
     ("plugins",),
-    ("layers", "sampling", "cache"),
+    ("sampling", "cache"),
     ("loading", "text", "structured_output", "scheduler"),
     ("runner",),
     ("engine",),

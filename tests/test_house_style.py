@@ -17,7 +17,7 @@ from repository import ROOT, Hook, Member, hooks, kits, members, plugins, python
 LONGEST_FILE = 500
 
 # What a plugin or a kit may import of treadle. Anything else is the inside of the core.
-CONTRACT = ("treadle.api", "treadle.errors", "treadle.layers", "treadle.testing")
+CONTRACT = ("treadle.api", "treadle.errors", "treadle.testing")
 
 # What a plugin may import of the server, if it depends on it.
 SERVER_CONTRACT = ("treadle_server.surfaces", "treadle_server.hookspecs")

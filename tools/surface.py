@@ -24,7 +24,6 @@ MODULES = (
     "treadle.api.checkpoints",
     "treadle.api.isolation",
     "treadle.errors",
-    "treadle.layers",
     *(f"treadle.testing.{name}" for name in KIT),
     "treadle_layers_kit",
     "treadle_server.surfaces",

@@ -22,12 +22,11 @@ from treadle.api.attention import (
 from treadle.api.cache import DeviceInfo
 from treadle.api.checkpoints import files_in
 from treadle.api.communicators import CommunicatorOffer, CommunicatorRequest
+from treadle.api.devices import device_info, dtype_name
 from treadle.api.kinds import ATTENTION_BACKENDS, COMMUNICATORS, KERNEL_OPS, MODELS
 from treadle.api.plugin_kind import FALLBACK
 from treadle.config import EngineConfig, SchedulerConfig
 from treadle.errors import PluginLoadError
-from treadle.layers import SingleRankCommunicator, device_info
-from treadle.layers.device import dtype_name
 from treadle.loading import fetch, parse_ref
 from treadle.loading.formats import detect_format
 from treadle.loading.matching import AUTO, Decision, choose_executor
@@ -36,6 +35,7 @@ from treadle.sampling.kernels import SAMPLER_OPS
 from treadle.structured_output.manager import preferred_order
 from treadle.text.assets import FrontendAssets, choose_renderer
 from treadle.text.parser_plugins import PARSER_KINDS, choose_parser
+from treadle_layers_kit import SingleRankCommunicator
 from treadle_layers_kit.fusion import defer_all_reduce, kernel_sites
 from treadle_worker_kit.attention import AttentionLayers
 from treadle_worker_kit.build import empty_model, find_method, find_model

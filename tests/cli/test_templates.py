@@ -21,7 +21,7 @@ spec = importlib.util.spec_from_file_location("projects", Path(__file__).with_na
 projects: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
 spec.loader.exec_module(projects)  # type: ignore[union-attr]
 
-PUBLIC = ("treadle.api", "treadle.config", "treadle.errors", "treadle.layers", "treadle.testing")
+PUBLIC = ("treadle.api", "treadle.config", "treadle.errors", "treadle.testing")
 PUBLIC += ("treadle_cli.testing", "treadle_server.testing")
 PUBLIC += ("treadle_layers_kit", "treadle_parsing_kit")
 NEEDY = ("doctor", "FOLDER", "model.zip")

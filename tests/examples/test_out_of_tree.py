@@ -14,7 +14,7 @@ from repository import ROOT, members
 
 HOME = ROOT / "examples/plugins"
 PROJECTS = sorted(file.parent for file in HOME.glob("*/pyproject.toml"))
-PUBLIC = ("treadle.api", "treadle.errors", "treadle.layers", "treadle.testing")
+PUBLIC = ("treadle.api", "treadle.errors", "treadle.testing")
 
 spec = importlib.util.spec_from_file_location("projects", ROOT / "tests/cli/projects.py")
 projects: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]

@@ -20,12 +20,11 @@ from treadle.api.matching import Match, ModelTraits
 from treadle.api.models import LinearSpec, ModelContext, ModelSpec
 from treadle.config import PluginConfig
 from treadle.errors import CheckpointError, UnsupportedModelError
-from treadle.layers import SingleRankCommunicator
 from treadle.loading.formats import detect_format
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, scan
 from treadle.testing.attention_reference import ReferenceBackend
-from treadle_layers_kit import Linear
+from treadle_layers_kit import Linear, SingleRankCommunicator
 from treadle_worker_kit.build import (
     build_model,
     check_layers,

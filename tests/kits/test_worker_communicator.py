@@ -14,8 +14,8 @@ import torch
 
 from treadle.api.communicators import Communicator, CommunicatorOffer, CommunicatorRequest
 from treadle.api.plugin_kind import PluginKind
-from treadle.layers import SingleRankCommunicator, dry_run
 from treadle.testing.ranks import run_on_ranks
+from treadle_layers_kit import SingleRankCommunicator, dry_run
 from treadle_worker_kit.communicator import TorchCommunicator, choose_communicator, forbid_multicast
 
 CPU = torch.device("cpu")

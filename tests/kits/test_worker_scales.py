@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from treadle.config import from_options
 from treadle.errors import CheckpointError, ConfigError
-from treadle.layers import Attention, SingleRankCommunicator
 from treadle.plugins import PluginManager
 from treadle.runner.attention import build_metadata
 from treadle.runner.model_runner import LoadedModel
 from treadle.testing.attention_reference import batch_of
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.ranks import run_on_ranks
+from treadle_layers_kit import Attention, SingleRankCommunicator
 from treadle_worker_kit.load import load_model
 from treadle_worker_kit.stages import StartStages
 from treadle_worker_kit.start import start_runner

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from treadle.layers import (
+from treadle_layers_kit import (
     Shard,
     WeightMismatchError,
     WeightTarget,

@@ -15,11 +15,18 @@ from torch import Tensor, nn
 
 from treadle.api.models import ModelSpec
 from treadle.errors import CheckpointError
-from treadle.layers import Shard, SingleRankCommunicator, WeightTarget, empty_weight, set_shards
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel
-from treadle_layers_kit import Linear, PlainLinear
+from treadle_layers_kit import (
+    Linear,
+    PlainLinear,
+    Shard,
+    SingleRankCommunicator,
+    WeightTarget,
+    empty_weight,
+    set_shards,
+)
 from treadle_worker_kit.weights import load_weights
 
 ONE = "model.safetensors"

@@ -66,7 +66,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
 def survey(spec: Survey) -> DeviceReport:
     import torch
 
-    from treadle.layers.device import device_info
+    from treadle.api.devices import device_info
     from treadle.testing.kernel_ops import KERNEL_OPS
     from treadle_worker_kit.device import pick_device
 

@@ -102,7 +102,7 @@ class LinearMethod(Protocol):
     """Creates, post-processes and applies the weights of a linear layer."""
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
-        """Register the parameters to load, created with ``treadle.layers.weight``."""
+        """Register the parameters to load, created with ``treadle_layers_kit.weight``."""
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
         """Post-process the loaded parameters: repack, convert, free. Called once."""
@@ -142,7 +142,7 @@ class ExpertsMethod(Protocol):
     """Creates, post-processes and applies the weights of a layer's experts."""
 
     def create_weights(self, module: nn.Module, spec: ExpertsSpec) -> None:
-        """Register stacked parameters, created with ``treadle.layers.weight`` and ``stack``.
+        """Register stacked parameters, created with ``treadle_layers_kit.weight`` and ``stack``.
 
         Their names are ``gate_up_LEAF`` (of ``2 · intermediate_size`` output features) and
         ``down_LEAF``, where ``LEAF`` is the last component of the checkpoint's names.

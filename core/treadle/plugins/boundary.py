@@ -2,9 +2,8 @@
 
 ``wrap`` returns an object with the methods and properties of the protocol. Each converts what the
 plugin's own raises into an error naming plugin, method and cause, checks the result, counts and
-times the call. What a protocol returns is wrapped too. Everything outside the protocol is the
-plugin's own attribute. A class with ``treadle_unguarded = True`` is left as it is: the method of an
-unquantized layer, which layers recognize by its class and give kernels.
+times the call. What a protocol returns is wrapped too; what is outside of it is the plugin's own.
+A class with ``treadle_unguarded = True``, which layers recognize and give kernels, is left alone.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treadle.api.devices import device_info
 from treadle.api.engine import LogitsProcessor
 from treadle.api.kinds import LOGITS_PROCESSORS, MODELS
 from treadle.api.models import CausalModel
@@ -19,7 +20,6 @@ from treadle.api.result_checks import unexpected
 from treadle.api.step_types import EngineInfo, GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from treadle.config import EngineConfig
 from treadle.errors import PluginLoadError
-from treadle.layers.device import device_info
 from treadle.plugins import PluginManager
 from treadle.runner.attention import AttentionGroup, build_metadata
 from treadle.runner.cuda_graphs import CapturedForward, DecodeGraphs

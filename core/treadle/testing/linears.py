@@ -11,8 +11,14 @@ from torch import Tensor, nn
 
 from treadle.api.communicators import Communicator
 from treadle.api.models import LinearSpec, ModelSpec, QuantizationScheme, SupportsWeightRenaming
-from treadle.layers import Shard, SingleRankCommunicator, empty_weight, set_shards, shard_features
 from treadle.testing.packing import Format
+from treadle_layers_kit import (
+    Shard,
+    SingleRankCommunicator,
+    empty_weight,
+    set_shards,
+    shard_features,
+)
 from treadle_worker_kit.weights import load_weights
 
 __all__ = ("Layer", "QuantizedLinear", "fill", "pack")

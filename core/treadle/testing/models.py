@@ -15,9 +15,9 @@ from treadle.api.communicators import Communicator
 from treadle.api.kinds import QUANTIZATION
 from treadle.api.models import ExpertsSpec, LinearSpec
 from treadle.api.plugin_kind import PluginKind
-from treadle.layers import Attention, SingleRankCommunicator
 from treadle.plugins import PluginManager
 from treadle.testing.attention_reference import ReferenceBackend, batch_of
+from treadle_layers_kit import Attention, SingleRankCommunicator
 from treadle_layers_kit.fusion import defer_all_reduce
 from treadle_worker_kit.build import build_model
 from treadle_worker_kit.model_config import max_model_len, read_config

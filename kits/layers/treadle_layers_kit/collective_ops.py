@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from treadle.api.communicators import Communicator, SupportsFusedOps
-from treadle.layers import dry_run
+from treadle_layers_kit.collective import dry_run
 from treadle_layers_kit.kernel_op import KernelOp
 from treadle_layers_kit.kernel_ops import ALL_GATHER
 
 __all__ = ("SharedKernels", "collective_op_owner", "create_collective_op")
 
-log = logging.getLogger("treadle.layers")
+log = logging.getLogger(__name__)
 
 Kernel = Callable[..., Any]
 SharedKernels = dict[tuple[int, torch.dtype], Kernel | None]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from treadle.api.models import LinearSpec
 from treadle.errors import CheckpointError
-from treadle.layers import Shard, Sharded
+from treadle_layers_kit.weight import Shard, Sharded
 
 __all__ = ("DequantizedLinear", "local_groups", "replace_parameter", "scaled")
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from treadle.api.communicators import Communicator
 from treadle.api.models import LinearSpec, ModelContext
-from treadle.layers.weight import Shard, empty_weight, set_shards
 from treadle_layers_kit.collective_ops import (
     SharedKernels,
     collective_op_owner,
@@ -18,6 +17,7 @@ from treadle_layers_kit.collective_ops import (
 from treadle_layers_kit.kernel_ops import ALL_GATHER
 from treadle_layers_kit.linear import Linear
 from treadle_layers_kit.plain import PlainLinear
+from treadle_layers_kit.weight import Shard, empty_weight, set_shards
 
 __all__ = ("Embedding", "LMHead")
 

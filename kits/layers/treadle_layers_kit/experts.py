@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from treadle.api.models import ExpertsMethod, ExpertsSpec, LinearSpec, ModelContext
 from treadle.errors import ConfigError
-from treadle.layers.collective import shard_features
-from treadle.layers.weight import Shard, WeightTarget, empty_weight, set_shards
+from treadle_layers_kit.collective import shard_features
 from treadle_layers_kit.linear import Linear
 from treadle_layers_kit.mlp import gated_activation
 from treadle_layers_kit.plain import PlainLinear
+from treadle_layers_kit.weight import Shard, WeightTarget, empty_weight, set_shards
 
 __all__ = ("Experts", "LinearExperts", "MoE", "PlainExperts")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from treadle.api.attention import ForwardContext, SupportsExternalKVWrite
-from treadle.layers import Attention
+from treadle_layers_kit.attention import Attention
 from treadle_layers_kit.fusion import Site
 from treadle_layers_kit.norm import RMSNorm
 from treadle_layers_kit.rotary import CosSin

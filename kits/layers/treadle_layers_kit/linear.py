@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from treadle.api.models import LinearMethod, LinearSpec, ModelContext
-from treadle.layers.collective import shard_features, shard_heads
-from treadle.layers.weight import Shard, empty_weight, set_shards
+from treadle_layers_kit.collective import shard_features, shard_heads
 from treadle_layers_kit.fusion import Site
 from treadle_layers_kit.plain import PlainLinear
+from treadle_layers_kit.weight import Shard, empty_weight, set_shards
 
 __all__ = ("Linear", "QKVLinear")
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from treadle.api.communicators import Communicator
 from treadle.api.models import ModelContext
-from treadle.layers.weight import empty_weight
 from treadle_layers_kit import ops
 from treadle_layers_kit.collective_ops import (
     SharedKernels,
@@ -20,6 +19,7 @@ from treadle_layers_kit.collective_ops import (
 )
 from treadle_layers_kit.fusion import Site
 from treadle_layers_kit.kernel_ops import ALL_REDUCE_ADD_RMS_NORM
+from treadle_layers_kit.weight import empty_weight
 
 __all__ = ("LayerNorm", "RMSNorm")
 

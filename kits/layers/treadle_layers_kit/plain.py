@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treadle.api.models import LinearSpec
-from treadle.layers.weight import empty_weight
+from treadle_layers_kit.weight import empty_weight
 
 __all__ = ("PlainLinear",)
 
-log = logging.getLogger("treadle.layers")
+log = logging.getLogger(__name__)
 
 
 class PlainLinear:

@@ -14,7 +14,7 @@ from treadle.errors import UnsupportedModelError
 
 __all__ = ("CpuInt4", "all_or_none", "is_layer_skipped")
 
-log = logging.getLogger("treadle.layers")
+log = logging.getLogger(__name__)
 
 
 def is_layer_skipped(spec: LinearSpec, patterns: Iterable[str]) -> bool:

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from treadle.api.attention import ForwardContext
 from treadle.api.models import ModelContext
-from treadle.layers.attention import Attention
-from treadle.layers.weight import WeightTarget
+from treadle_layers_kit.attention import Attention
 from treadle_layers_kit.fused_rope import rope_site
 from treadle_layers_kit.fusion import Site
 from treadle_layers_kit.linear import Linear, QKVLinear
 from treadle_layers_kit.rotary import CosSin, RotaryEmbedding
+from treadle_layers_kit.weight import WeightTarget
 
 __all__ = ("SelfAttention", "cache_scale")
 

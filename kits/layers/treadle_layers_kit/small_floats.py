@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from treadle.errors import ConfigError
-from treadle.layers import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
+from treadle_layers_kit.weight import empty_weight
 
 __all__ = ("Fp4Linear", "Fp8Linear", "fp4_to_float32", "fp8_to_float32")
 

@@ -15,9 +15,9 @@ from treadle.api.kinds import ATTENTION_BACKENDS
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError, PluginNotFoundError
 from treadle.known_plugins import install_hint, known_distributions
-from treadle.layers import Attention
 from treadle.plugins import PluginManager
 from treadle.runner.attention import AttentionGroup
+from treadle_layers_kit import Attention
 from treadle_worker_kit.device import torch_dtype
 
 __all__ = ("AttentionLayers", "attention_offer")

@@ -16,6 +16,7 @@ from torch import nn
 from treadle.api.attention import AttentionBackend, AttentionRequest
 from treadle.api.cache import DeviceInfo, KVCacheSpec
 from treadle.api.communicators import Communicator
+from treadle.api.devices import device_info
 from treadle.api.files import ModelFiles, SupportsFill, WeightLoader
 from treadle.api.kinds import LOAD_FORMATS, MODELS, QUANTIZATION
 from treadle.api.matching import ModelTraits
@@ -30,7 +31,6 @@ from treadle.api.models import (
     SupportsWeightRenaming,
 )
 from treadle.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
-from treadle.layers.device import device_info
 from treadle.loading.formats import detect_format, no_weights
 from treadle.loading.matching import AUTO, Decision, decide
 from treadle.plugins import PluginManager

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from treadle.api.communicators import Communicator, CommunicatorRequest
+from treadle.api.devices import device_info
 from treadle.api.kinds import COMMUNICATORS
-from treadle.layers import device_info
 from treadle.plugins import PluginManager
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ import torch
 
 from treadle.api.attention import CommonAttentionMetadata
 from treadle.api.communicators import Communicator
+from treadle.api.devices import device_info, dtype_name
 from treadle.api.kinds import MODELS
 from treadle.api.step_types import EngineInfo, KVCacheGroup
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError, OutOfMemoryError
-from treadle.layers.device import device_info, dtype_name
 from treadle.loading import fetch, parse_ref
 from treadle.plugins import PluginManager
 from treadle.runner.attention import build_metadata

@@ -15,7 +15,7 @@ from torch import nn
 from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig
 from treadle.errors import OutOfMemoryError, PluginLoadError
-from treadle.layers import Quantizable
+from treadle_layers_kit import Quantizable
 
 __all__ = (
     "GIB",

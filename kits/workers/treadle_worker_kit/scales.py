@@ -11,8 +11,8 @@ from torch import nn
 from treadle.api.attention import CommonAttentionMetadata
 from treadle.api.communicators import Communicator
 from treadle.errors import ConfigError
-from treadle.layers import Attention
 from treadle.runner.attention import build_metadata
+from treadle_layers_kit import Attention
 from treadle_worker_kit.attention import AttentionLayers
 from treadle_worker_kit.stages import StartStages
 

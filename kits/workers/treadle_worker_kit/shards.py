@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from treadle.layers import Layout, Shard, WeightMismatchError, WeightTarget, layout_of
+from treadle_layers_kit import Layout, Shard, WeightMismatchError, WeightTarget, layout_of
 
 __all__ = ("load_weight", "weight_targets")
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from treadle.api.communicators import Communicator
 from treadle.errors import EngineError
-from treadle.layers import SingleRankCommunicator, dry_run
+from treadle_layers_kit import SingleRankCommunicator, dry_run
 
 __all__ = ("DOWNLOAD", "Announce", "StartStages")
 

@@ -7,9 +7,9 @@ from tqdm import tqdm
 
 from treadle.api.communicators import Communicator
 from treadle.config import EngineConfig
-from treadle.layers import SingleRankCommunicator
 from treadle.plugins import PluginManager
 from treadle.runner.model_runner import LoadedModel, ModelRunner
+from treadle_layers_kit import SingleRankCommunicator
 from treadle_worker_kit.download import DownloadProgress
 from treadle_worker_kit.load import load_model
 from treadle_worker_kit.memory import MemoryUsage, explain_out_of_memory

@@ -12,7 +12,7 @@ from treadle.api.communicators import Communicator
 from treadle.api.files import SupportsFill, SupportsTensorFiles, WeightLoader
 from treadle.api.models import ModelSpec
 from treadle.errors import CheckpointError
-from treadle.layers.weight import (
+from treadle_layers_kit import (
     SupportsPostLoad,
     SupportsWeightLookup,
     WeightMismatchError,

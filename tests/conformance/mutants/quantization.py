@@ -14,7 +14,7 @@ SOURCE = """
 import torch
 from treadle.api import impl
 from treadle.errors import CheckpointError
-from treadle.layers import empty_weight
+from treadle_layers_kit import empty_weight
 from treadle.testing.packing import Packed
 
 TREADLE = {"quantization": ["mine"]}

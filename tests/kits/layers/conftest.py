@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from treadle.api.models import ModelContext
-from treadle.layers import SingleRankCommunicator
 from treadle.testing.attention_reference import ReferenceBackend
+from treadle_layers_kit import SingleRankCommunicator
 
 
 @pytest.fixture

@@ -157,7 +157,7 @@ def test_what_fails_on_one_rank_is_used_on_none(
         assert len(fusing.rows) == 1, "the other operation is not concerned"
         return served
 
-    with caplog.at_level(logging.INFO, "treadle.layers"):
+    with caplog.at_level(logging.INFO, "treadle_layers_kit"):
         for served in run_on_ranks(2, run):
             assert served == dict.fromkeys({"all_reduce_add_rms_norm", "all_gather"} - {op}, "mine")
     reason = message if culprit == 0 else "another rank could not"

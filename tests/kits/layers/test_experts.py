@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from treadle.api.communicators import Communicator
 from treadle.api.models import ExpertsSpec, LinearSpec, ModelContext, ModelSpec
 from treadle.errors import CheckpointError, ConfigError
-from treadle.layers import SingleRankCommunicator, WeightTarget
 from treadle.testing.ranks import run_on_ranks
-from treadle_layers_kit import Experts, MoE, ops
+from treadle_layers_kit import Experts, MoE, SingleRankCommunicator, WeightTarget, ops
 from treadle_layers_kit.experts import (
     LinearExperts,
     PlainExperts,

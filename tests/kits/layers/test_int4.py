@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from treadle.api.attention import KernelOffer, KernelRequest
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearSpec, ModelContext
-from treadle.layers import SingleRankCommunicator
-from treadle_layers_kit import Linear, int4_layout
+from treadle_layers_kit import Linear, SingleRankCommunicator, int4_layout
 from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.int4_layout import CHUNK, pack_codes
 from treadle_worker_kit.fusion import apply_fusions

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from treadle.api.attention import MaskKind
 from treadle.api.models import LinearSpec, ModelContext
 from treadle.errors import UnsupportedModelError
-from treadle.layers import Attention, empty_weight
 from treadle_layers_kit import (
+    Attention,
     GatedMLP,
     LayerNorm,
     Linear,
@@ -22,6 +22,7 @@ from treadle_layers_kit import (
     PlainLinear,
     QKVLinear,
     RMSNorm,
+    empty_weight,
     mlp,
     ops,
 )

@@ -14,10 +14,10 @@ from treadle.api.attention import ForwardContext
 from treadle.api.communicators import Communicator
 from treadle.api.models import ModelContext
 from treadle.errors import ConfigError
-from treadle.layers import Attention, WeightTarget, layout_of, shard_heads
 from treadle.testing.attention_reference import reference_step
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit import (
+    Attention,
     CausalDecoder,
     CosSin,
     DecoderLayer,
@@ -30,6 +30,9 @@ from treadle_layers_kit import (
     RMSNorm,
     RotaryEmbedding,
     SelfAttention,
+    WeightTarget,
+    layout_of,
+    shard_heads,
 )
 from treadle_layers_kit.fusion import defer_all_reduce
 from treadle_worker_kit.shards import load_weight

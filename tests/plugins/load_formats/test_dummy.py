@@ -44,7 +44,7 @@ def test_the_option_counts_more_than_the_seed_of_the_engine() -> None:
 
 
 def test_dummy_fills_quantized_parameters(tmp_path: Path) -> None:
-    from treadle.layers import empty_weight
+    from treadle_layers_kit import empty_weight
 
     module = nn.Module()
     module.packed = empty_weight([64, 64], torch.int32)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from treadle.api.cache import DeviceInfo
+from treadle.api.devices import dtype_name
 from treadle.api.kinds import QUANTIZATION
-from treadle.layers import dtype_name
 from treadle.plugins import PluginManager
 from treadle.testing.linears import Layer, fill, pack
 from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat

@@ -9,8 +9,7 @@ from torch.nn.functional import gelu
 
 from treadle.api.types import ForwardContext, LinearSpec, ModelContext
 from treadle.errors import ConfigError
-from treadle.layers import Attention, empty_weight
-from treadle_layers_kit import Embedding, LayerNorm, Linear, LMHead
+from treadle_layers_kit import Attention, Embedding, LayerNorm, Linear, LMHead, empty_weight
 
 __all__ = ("GPT2LMHeadModel",)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treadle.api.types import LinearMethod, LinearSpec
-from treadle.layers import empty_weight
+from treadle_layers_kit import empty_weight
 
 
 class Int8Linear:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from treadle.api.attention import ForwardContext
 from treadle.api.models import ModelContext
 from treadle.errors import TreadleError
-from treadle.layers import Attention
+from treadle_layers_kit import Attention
 from treadle_transformers.support import refusal
 
 __all__ = ("IMPLEMENTATION", "Call", "PagedAttention", "Steps", "observe", "register")

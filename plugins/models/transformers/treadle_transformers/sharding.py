@@ -15,8 +15,15 @@ from torch import Tensor, nn
 
 from treadle.api.models import ModelContext
 from treadle.errors import UnsupportedModelError
-from treadle.layers import Shard, SingleRankCommunicator, shard_heads
-from treadle_layers_kit import Embedding, Experts, Linear, LMHead
+from treadle_layers_kit import (
+    Embedding,
+    Experts,
+    Linear,
+    LMHead,
+    Shard,
+    SingleRankCommunicator,
+    shard_heads,
+)
 from treadle_layers_kit.mlp import ACTIVATIONS
 from treadle_transformers.attention import Call
 from treadle_transformers.support import refusal

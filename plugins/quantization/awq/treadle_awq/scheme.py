@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle.errors import CheckpointError, ConfigError
-from treadle.layers import Shard, Sharded, empty_weight
 from treadle_awq.config import AwqConfig
 from treadle_awq.packing import dequantize, unpack
+from treadle_layers_kit import Shard, Sharded, empty_weight
 from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.quantized import CpuInt4, is_layer_skipped
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from treadle.errors import CheckpointError, ConfigError
-from treadle.layers import empty_weight
 from treadle_compressed_tensors.config import Weights
+from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
 from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.quantized import CpuInt4

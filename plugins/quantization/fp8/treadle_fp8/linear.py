@@ -20,10 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treadle.api.models import LinearSpec
-from treadle.layers import Shard, Sharded, empty_weight
 from treadle_fp8.quantize import FP8, FP8_MAX
 from treadle_fp8.scaled_mm import ScaledMM
-from treadle_layers_kit import ops
+from treadle_layers_kit import Shard, Sharded, empty_weight, ops
 from treadle_layers_kit.small_floats import fp8_to_float32
 
 __all__ = ("BlockLinear", "ChannelLinear", "MatrixLinear", "OnlineLinear")

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from treadle.api.models import LinearSpec
 from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
-from treadle.layers import Shard, Sharded, empty_weight, set_shards
 from treadle_gguf.blocks import dequantize, levels, scales
 from treadle_gguf.types import FLOATS, TYPES
+from treadle_layers_kit import Shard, Sharded, empty_weight, set_shards
 from treadle_layers_kit.dequantized import DequantizedLinear
 
 __all__ = ("GgufLinear", "GgufScheme")

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from treadle.api.models import LinearSpec
 from treadle.errors import CheckpointError, ConfigError
-from treadle.layers import Shard, Sharded, empty_weight
 from treadle_gptq.config import Packing
 from treadle_gptq.gemm import Gemm
 from treadle_gptq.packing import dequantize, pack_inputs, unpack_inputs, unpack_outputs
+from treadle_layers_kit import Shard, Sharded, empty_weight
 from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.quantized import CpuInt4
 

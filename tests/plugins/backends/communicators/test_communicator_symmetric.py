@@ -31,9 +31,9 @@ from treadle_communicator_symmetric.fused import (
 from treadle_communicator_symmetric.memory import SymmetricBuffer, allocate_symmetric
 
 from treadle.api.communicators import Communicator, CommunicatorRequest
+from treadle.api.devices import device_info
 from treadle.api.models import ModelContext
 from treadle.api.types import CommunicatorOffer, DeviceInfo, Refusal
-from treadle.layers import device_info
 from treadle.plugins import PluginManager
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit import LMHead, RMSNorm

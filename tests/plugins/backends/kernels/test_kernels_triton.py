@@ -299,10 +299,9 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
     import torch
 
     from treadle.api.models import ModelContext
-    from treadle.layers import SingleRankCommunicator
     from treadle.sampling.kernels import install_sampler_kernels
     from treadle.sampling.sampler import Sampler
-    from treadle_layers_kit import ops
+    from treadle_layers_kit import SingleRankCommunicator, ops
     from treadle_layers_kit.mlp import GatedMLP
     from treadle_worker_kit.fusion import apply_fusions
 

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from treadle.api.attention import AttentionRequest, ForwardContext, MaskKind
 from treadle.api.cache import KVCacheSpec
+from treadle.api.devices import device_info, dtype_name
 from treadle.api.models import ModelContext
-from treadle.layers.collective import shard_heads
-from treadle.layers.device import device_info, dtype_name
-from treadle.layers.weight import Shard, empty_weight, set_shards
+from treadle_layers_kit.collective import shard_heads
+from treadle_layers_kit.weight import Shard, empty_weight, set_shards
 
 __all__ = ("Attention",)
 

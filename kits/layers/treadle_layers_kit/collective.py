@@ -9,7 +9,7 @@ from torch import Tensor
 
 from treadle.api.communicators import Communicator, SupportsDryRun
 from treadle.errors import ConfigError
-from treadle.layers.weight import Shard
+from treadle_layers_kit.weight import Shard
 
 __all__ = ("SingleRankCommunicator", "dry_run", "shard_features", "shard_heads")
 

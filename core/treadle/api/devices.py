@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from treadle.api.cache import DeviceInfo
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ("device_info", "dtype_name")
 
@@ -13,6 +16,8 @@ def device_info(device: torch.device) -> DeviceInfo:
     """Describe a device to plugins."""
     if device.type != "cuda":
         return DeviceInfo(type=device.type)
+    import torch
+
     properties = torch.cuda.get_device_properties(device)
     return DeviceInfo(
         type="cuda",
