@@ -146,7 +146,7 @@ class Source(Proxy):
 
 @impl
 def treadle_load_format(format: str, files: Any, options: Any) -> Any:
-    from treadle_safetensors.loader import SafetensorsLoader
+    from treadle_weights_kit.mapped import SafetensorsLoader
 
     return answer(options, SafetensorsLoader(files), Loader)
 

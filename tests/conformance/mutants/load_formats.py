@@ -11,7 +11,7 @@ from treadle.testing.sources import LoadFormatSuite
 SOURCE = """
 from treadle.api import impl
 from treadle.errors import CheckpointError
-from treadle_safetensors.loader import SafetensorsLoader
+from treadle_weights_kit.mapped import SafetensorsLoader
 
 TREADLE = {"load_formats": ["mine"]}
 

@@ -180,7 +180,7 @@ def test_too_many_tensors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(CheckpointError, match=r"it has \d+ tensors; a checkpoint may have 20"):
         LLM(str(folder), **OPTIONS)
     monkeypatch.undo()
-    monkeypatch.setattr("treadle_safetensors.loader.MAX_TENSORS", 20)
+    monkeypatch.setattr("treadle_weights_kit.mapped.MAX_TENSORS", 20)
     with pytest.raises(CheckpointError, match=r"has \d+ tensors in 1 files; a checkpoint may have"):
         LLM(str(folder), **OPTIONS)
 

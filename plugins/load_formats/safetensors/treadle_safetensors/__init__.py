@@ -17,6 +17,6 @@ def treadle_load_format(format: str, files: ModelFiles) -> WeightLoader | None:
     """Open the weights of a checkpoint."""
     if format != "safetensors":
         return None
-    from treadle_safetensors.loader import SafetensorsLoader
+    from treadle_weights_kit.mapped import SafetensorsLoader
 
     return SafetensorsLoader(files)
