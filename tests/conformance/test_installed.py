@@ -92,6 +92,7 @@ ABOUT: dict[str, type] = {
     "model_sources:hf": Hub,
     "model_sources:newest": Newest,
     "load_formats:safetensors": Safetensors,
+    "load_formats:bitsandbytes": Safetensors,
     "load_formats:pt": Torch,
     "logits_processors:repetition_window": RepetitionWindow,
 }

@@ -25,10 +25,10 @@ DETECTED = "safetensors"
 def detect_format(files: ModelFiles) -> str | None:
     """Return the format of ``auto`` in which there are weights. Those of GGUF lie where its source says."""
     quantization = files.config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     if matching(files.names, WEIGHTS[DETECTED]):
-        return DETECTED
-    is_gguf = isinstance(quantization, dict) and quantization.get("quant_method") == "gguf"
-    return "gguf" if is_gguf else None
+        return "bitsandbytes" if method == "bitsandbytes" else DETECTED
+    return "gguf" if method == "gguf" else None
 
 
 def fetch(
@@ -39,9 +39,8 @@ def fetch(
     Every file of the folder that may be opened is checked first, whatever the source is. Raises
     ``CheckpointError``, also if ``auto`` finds no weights.
     """
-    patterns = [*SMALL]
-    if weights:
-        patterns += WEIGHTS.get(DETECTED if load_format == "auto" else load_format, ("*",))
+    format = DETECTED if load_format == "auto" else load_format
+    patterns = [*SMALL, *(WEIGHTS.get(format, ("*",)) if weights else ())]
     files = plugins.create_guarded(MODEL_SOURCES, ref.scheme).resolve(ref, patterns=patterns)
     check_folder(files)
     if weights and load_format == "auto" and detect_format(files) is None:

@@ -2,7 +2,8 @@
 
 A scale that is not finite makes every answer NaN, and scales of zero make it noise; neither can be seen
 in a shape. Scales of activations and caches are divided by, so that they must be positive. A weight may
-have a scale of zero where its group is zero, and auto-round writes ``scales`` that have signs.
+have a scale of zero where its group is zero, and auto-round writes ``scales`` that have signs. An ``absmax``
+that is quantized itself may be rounded to less than nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ DIVISORS = frozenset(
         *("kv_scale", "input_global_scale", "weight_global_scale"),
     }
 )
-SIGNED = frozenset({"scales"})
-WEIGHTS = frozenset({"scales", "weight_scale", "weight_scale_inv", "weight_scale_2", "absmax"})
+SIGNED = frozenset({"scales", "absmax"})
+WEIGHTS = frozenset(
+    {"scales", "weight_scale", "weight_scale_inv", "weight_scale_2", "absmax", "SCB"}
+)
 # The least byte that is no finite number, without its sign.
 NAN_BYTES = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7C}
 PIECE = 2**24

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from quantized_formats.bitsandbytes import FourBitFormat, Int8Format
 from torch import Tensor
 
 from treadle.api.communicators import Communicator
@@ -37,6 +38,8 @@ FORMATS: dict[str, Format] = {
     # Silent about the routers, as AutoGPTQ is.
     "gptq": GptqFormat(group_size=32, extra={"dynamic": {}}),
     "gptq, act-order": GptqFormat(group_size=32, desc_act=True, sym=False, extra={"dynamic": {}}),
+    "nf4": FourBitFormat(double=True),
+    "int8": Int8Format(),
     "fp8": Fp8Format(),
     "fp8, static": Fp8Format(static=True),
     "fp8, outputs": Fp8Format("channel"),

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from quantized_formats.bitsandbytes import FourBitFormat, Int8Format, as_loaded
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.devices import dtype_name
@@ -56,6 +57,16 @@ class TestGptq(OnCuda):
         "4 bits, act-order": GptqFormat(desc_act=True),
         "8 bits": GptqFormat(bits=8, group_size=128),
     }
+
+
+class TestBitsAndBytes(OnCuda):
+    plugin = "quantization:bitsandbytes"
+    formats = {"nf4": FourBitFormat(double=True), "fp4": FourBitFormat("fp4"), "int8": Int8Format()}
+
+    def load(
+        self, format: Format, layer: Layer, tensors: Mapping[str, Any], *rest: Any, **named: Any
+    ) -> Linear:
+        return super().load(format, layer, as_loaded(format, tensors), *rest, **named)
 
 
 class TestFp8(OnCuda):
