@@ -125,7 +125,9 @@ class GptqFormat:
             "scales": scales.half(),
             "g_idx": group_ids.to(torch.int32),
         }
-        if self.version == 1:
+        if self.version == 1 and self.bits == 3:
+            tensors["qzeros"] = _words((zeros - 1).long() & 7, 3)  # these do not fit into one word
+        elif self.version == 1:
             ones = sum(1 << shift for shift in range(0, 32, self.bits))
             tensors["qzeros"] = (tensors["qzeros"].long() - ones).to(torch.int32)
         if not self.with_g_idx:
@@ -135,10 +137,15 @@ class GptqFormat:
 
 def _words(codes: Tensor, bits: int) -> Tensor:
     """``[rows, columns]`` to int32 ``[rows, columns · bits / 32]``, the first in the lowest bits."""
-    codes_per_word = 32 // bits
-    words = torch.zeros(codes.shape[0], codes.shape[1] // codes_per_word, dtype=torch.int64)
-    for position in range(codes_per_word):
-        words |= codes[:, position::codes_per_word].long() << (bits * position)
+    period = 32 if bits == 3 else 32 // bits
+    span = period * bits // 32
+    words = torch.zeros(codes.shape[0], codes.shape[1] // period * span, dtype=torch.int64)
+    for position in range(period):
+        word, shift = divmod(bits * position, 32)
+        placed = codes[:, position::period].long() << shift
+        words[:, word::span] |= placed & 0xFFFFFFFF
+        if shift + bits > 32:
+            words[:, word + 1 :: span] |= placed >> 32
     return words.to(torch.int32)
 
 

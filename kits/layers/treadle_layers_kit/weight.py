@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -53,16 +54,16 @@ class Layout:
 
     ``output_dim`` and ``input_dim`` are dimensions of the parameter (``None``: it has none), where
     one element stands for ``output_block`` or ``input_block`` features: 8 for four-bit values
-    packed in int32, 128 for the scales of groups of 128. ``per_part``: the parameter is ``[parts]``
-    and each fused matrix brings one scalar. ``stack`` > 0: the first dimension counts matrices
-    (experts) that come one by one. A parameter that the checkpoint lacks is filled with
-    ``default``, and is an error without one. ``outputs`` and ``inputs`` are set by the layer.
+    packed in int32, 32/3 for three-bit ones, 128 for the scales of groups of 128. ``per_part``: the
+    parameter is ``[parts]`` and each fused matrix brings one scalar. ``stack`` > 0: the first dimension
+    counts matrices (experts) that come one by one. A parameter that the checkpoint lacks is filled
+    with ``default``, and is an error without one. ``outputs`` and ``inputs`` are set by the layer.
     """
 
     output_dim: int | None = None
     input_dim: int | None = None
-    output_block: int = 1
-    input_block: int = 1
+    output_block: int | Fraction = 1
+    input_block: int | Fraction = 1
     per_part: bool = False
     stack: int = 0
     default: float | None = None
@@ -123,8 +124,8 @@ def empty_weight(
     *,
     output_dim: int | None = None,
     input_dim: int | None = None,
-    output_block: int = 1,
-    input_block: int = 1,
+    output_block: int | Fraction = 1,
+    input_block: int | Fraction = 1,
     per_part: bool = False,
     stack: int = 0,
     default: float | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -119,11 +120,11 @@ def _check_dtype(target: Tensor, tensor: Tensor) -> None:
         raise WeightMismatchError(f"expected dtype {str(target.dtype).removeprefix('torch.')}")
 
 
-def _blocks(features: int, block: int) -> int:
+def _blocks(features: int, block: int | Fraction) -> int:
     return -(-features // block)
 
 
-def _first_block(shard: Shard, block: int) -> int:
+def _first_block(shard: Shard, block: int | Fraction) -> int:
     ends_inside = shard.start + shard.size < shard.total and shard.size % block
     if shard.start % block or ends_inside:
         raise WeightMismatchError(

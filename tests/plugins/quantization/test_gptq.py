@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from treadle_gptq.config import read_config
-from treadle_gptq.packing import pack_inputs, unpack_inputs, unpack_outputs
+from treadle_gptq.packing import dequantize, pack_inputs, unpack_inputs, unpack_outputs
 from treadle_gptq.scheme import GptqScheme
 
 from treadle.api.cache import DeviceInfo
@@ -38,10 +38,12 @@ class TestGptq(PluginSuite, QuantizationSuite):
         "4 bits, version 2": GptqFormat(sym=False, version=2),
         "8 bits": GptqFormat(bits=8, group_size=128),
         "8 bits, act-order, version 2": GptqFormat(bits=8, desc_act=True, sym=False, version=2),
+        "3 bits": GptqFormat(bits=3, sym=False),
+        "3 bits, act-order, version 2": GptqFormat(bits=3, desc_act=True, version=2),
         "2 bits": GptqFormat(bits=2, sym=False),
     }
     refused = {
-        "three bits": ({"bits": 3}, "3 bits"),
+        "five bits": ({"bits": 5}, "5 bits"),
         "no bits": ({"bits": None}, "None"),
         "format": ({"checkpoint_format": "marlin"}, "'marlin'"),
         "group size": ({"group_size": 0}, "group_size 0"),
@@ -88,6 +90,73 @@ def test_zero_points_of_zero_survive_version_1(bits: int) -> None:
         words[0, column * bits // 32] += zero << (column * bits % 32)
     ones = sum(1 << shift for shift in range(0, 32, bits))
     assert torch.equal(unpack_outputs((words - ones).int(), bits, 1), zeros.int())
+
+
+# What GPTQModel 7.7 reads as codes from the bits of three words, of which the first is in the lowest bits.
+THREE = [0x76543210, 0x89ABCDEF, 0x13579BDF]
+CODES = [
+    0,
+    2,
+    0,
+    1,
+    3,
+    0,
+    5,
+    2,
+    6,
+    6,
+    5,
+    7,
+    6,
+    3,
+    3,
+    6,
+    3,
+    5,
+    6,
+    4,
+    0,
+    7,
+    7,
+    6,
+    3,
+    3,
+    6,
+    3,
+    5,
+    6,
+    4,
+    0,
+]
+
+
+def test_three_bits_lie_in_three_words() -> None:
+    words = torch.tensor(THREE).to(torch.int32)
+    assert unpack_inputs(words[:, None], 3).flatten().tolist() == CODES
+    assert unpack_outputs(words[None], 3, 0).flatten().tolist() == CODES
+    assert unpack_outputs(words[None], 3, 1).flatten().tolist() == [(c + 1) % 8 for c in CODES]
+    assert torch.equal(pack_inputs(torch.tensor(CODES)[:, None], 3), words[:, None])
+    codes = torch.randint(0, 8, (96, 7), generator=torch.Generator().manual_seed(1)).int()
+    assert torch.equal(unpack_inputs(pack_inputs(codes, 3), 3), codes)
+
+
+@pytest.mark.parametrize(("bits", "version"), [(2, 2), (3, 1), (3, 2), (4, 2), (8, 2)])
+def test_numbers_are_those_of_gptqmodel(bits: int, version: int) -> None:
+    model_dequant = pytest.importorskip(
+        "gptqmodel.utils.model_dequant", reason="compares with GPTQModel itself"
+    )
+    generator = torch.Generator().manual_seed(bits)
+    qweight, qzeros = (
+        torch.randint(-(2**31), 2**31, shape, generator=generator).to(torch.int32)
+        for shape in ((96 * bits // 32, 64), (3, 64 * bits // 32))
+    )
+    scales, index = torch.rand(3, 64, generator=generator), torch.arange(96) // 32
+    stored = qzeros if version == 2 else model_dequant._correct_gptq_v1_qzeros(qzeros, bits)
+    zeros = model_dequant.unpack_cols(stored, bits)
+    expected = (model_dequant.unpack_rows(qweight, bits) - zeros[index]) * scales[index]
+    ours = unpack_outputs(qzeros, bits, 2 - version).float()
+    actual = dequantize(qweight, scales, ours, bits, 32, None, torch.float32)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_groups_that_do_not_divide_end_with_a_smaller_one() -> None:
@@ -175,8 +244,8 @@ def test_dynamic_rules() -> None:
     assert [(m.bits, m.group) for m in (down, gate_up, router)] == [(8, -1), (4, 64), (4, 32)]  # type: ignore[attr-defined, union-attr]
     with pytest.raises(UnsupportedModelError, match="quantizes differently"):
         quantization.linear_method(spec("model.layers.1.gate_proj", "model.layers.1.down_proj"))
-    with pytest.raises(UnsupportedModelError, match="dynamic rule 'a' says 3 bits"):
-        scheme(GptqFormat(), dynamic={"a": {"bits": 3}}).linear_method(spec("a"))
+    with pytest.raises(UnsupportedModelError, match="dynamic rule 'a' says 5 bits"):
+        scheme(GptqFormat(), dynamic={"a": {"bits": 5}}).linear_method(spec("a"))
 
 
 def test_only_some_modules_of_a_block() -> None:

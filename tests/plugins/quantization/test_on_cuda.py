@@ -56,6 +56,7 @@ class TestGptq(OnCuda):
         "4 bits": GptqFormat(group_size=128),
         "4 bits, act-order": GptqFormat(desc_act=True),
         "8 bits": GptqFormat(bits=8, group_size=128),
+        "3 bits": GptqFormat(bits=3, group_size=128),
     }
 
 

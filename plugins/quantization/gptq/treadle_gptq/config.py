@@ -17,7 +17,7 @@ __all__ = ("GptqConfig", "Packing", "read_config")
 
 METHODS = ("gptq", "gptq_marlin", "auto-round")
 AUTO_ROUND = ("auto_round:auto_gptq", "auto_gptq")
-BITS = (2, 4, 8)
+BITS = (2, 3, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class Gemm:
         is_half = x.dtype in (torch.float16, torch.bfloat16)
         # All codes of one word must be of one group, unless each has its own index.
         is_word_aligned = g_idx is not None or group_size % (32 // bits) == 0
-        return is_half and x.numel() > 0 and is_word_aligned
+        return is_half and x.numel() > 0 and is_word_aligned and bits != 3
 
     def __call__(
         self,

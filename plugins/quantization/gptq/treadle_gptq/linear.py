@@ -12,7 +12,14 @@ from treadle.api.models import LinearSpec
 from treadle.errors import CheckpointError, ConfigError
 from treadle_gptq.config import Packing
 from treadle_gptq.gemm import Gemm
-from treadle_gptq.packing import dequantize, pack_inputs, unpack_inputs, unpack_outputs
+from treadle_gptq.packing import (
+    codes_of_words,
+    codes_per_element,
+    dequantize,
+    pack_inputs,
+    unpack_inputs,
+    unpack_outputs,
+)
 from treadle_layers_kit import Shard, Sharded, empty_weight
 from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.quantized import CpuInt4
@@ -56,27 +63,25 @@ class GptqLinear:
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         inputs = module.inputs if isinstance(module, Sharded) else Shard.full(spec.in_features)
-        codes_per_word = 32 // self.bits
+        whole, block = codes_of_words(self.bits), codes_per_element(self.bits)
         for side, count in (
             ("input", spec.in_features),
             *(("output", n) for n in spec.out_features),
         ):
-            if count % codes_per_word:
+            if count % whole:
                 raise ConfigError(
                     f"{spec.prefix} has {count} {side} features on each rank; GPTQ with "
-                    f"{self.bits} bits packs {codes_per_word} into one word, so choose a smaller "
-                    "tensor_parallel_size"
+                    f"{self.bits} bits packs {whole} into {'three words' if self.bits == 3 else 'one word'}, "
+                    "so choose a smaller tensor_parallel_size"
                 )
         if self.group == -1:
             self.group = inputs.total
         self.prefix, self.first, self.dtype = spec.prefix, inputs.start, spec.dtype
         out, groups = sum(spec.out_features), -(-inputs.total // self.group)
-        shape = (spec.in_features // codes_per_word, out)
-        packed = empty_weight(
-            shape, torch.int32, output_dim=1, input_dim=0, input_block=codes_per_word
-        )
+        shape = (int(spec.in_features / block), out)
+        packed = empty_weight(shape, torch.int32, output_dim=1, input_dim=0, input_block=block)
         zeros = empty_weight(
-            (groups, out // codes_per_word), torch.int32, output_dim=1, output_block=codes_per_word
+            (groups, int(out / block)), torch.int32, output_dim=1, output_block=block
         )
         scales = empty_weight((groups, out), _scale_dtype(spec.dtype), output_dim=1)
         default_group = None if self.act_order else -1.0

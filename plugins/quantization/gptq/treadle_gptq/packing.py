@@ -1,25 +1,49 @@
 """The packing of GPTQ checkpoints, as AutoGPTQ began it and GPTQModel continues it.
 
 ``qweight`` int32 ``[in · bits / 32, out]``: a word holds the codes of consecutive inputs, the first
-in its lowest bits. ``qzeros`` int32 ``[groups, out · bits / 32]``: consecutive outputs, likewise.
+in its lowest bits; of three bits, 32 codes are in three words, and two of them reach into the next one. ``qzeros`` int32 ``[groups, out · bits / 32]``: consecutive outputs, likewise.
 ``scales`` float16 ``[groups, out]``. ``g_idx`` int32 ``[in]``: the group of each input; without
 act-order (``desc_act``) it counts up. The weight is ``(code - zero) · scale``, transposed.
 
 Version 1 of the format (``checkpoint_format`` ``gptq``) stores each zero point less one. Writers
 subtract from whole words, so a zero point of 0 borrows from its neighbour; adding to whole words
-before unpacking gives back exactly what was there.
+before unpacking gives back exactly what was there. Of three bits they subtract from each code.
 """
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import torch
 from torch import Tensor
 
-__all__ = ("dequantize", "pack_inputs", "unpack_inputs", "unpack_outputs")
+__all__ = (
+    "codes_of_words",
+    "codes_per_element",
+    "dequantize",
+    "pack_inputs",
+    "unpack_inputs",
+    "unpack_outputs",
+)
+
+FIRST = 21
+"""Of 32 codes of three bits, those that 64 bits hold whole."""
+
+
+def codes_of_words(bits: int) -> int:
+    """Return how many codes fill whole words."""
+    return 32 if bits == 3 else 32 // bits
+
+
+def codes_per_element(bits: int) -> int | Fraction:
+    """Return how many codes one word stands for."""
+    return Fraction(32, 3) if bits == 3 else 32 // bits
 
 
 def unpack_inputs(packed: Tensor, bits: int) -> Tensor:
     """int32 ``[in · bits / 32, out]`` to int32 ``[in, out]`` of codes."""
+    if bits == 3:
+        return _unpack_three(packed)
     shifts = _shifts(bits, packed)[:, None]
     codes = torch.bitwise_right_shift(packed[:, None], shifts)
     return codes.bitwise_and(_mask(bits)).flatten(0, 1)
@@ -27,6 +51,8 @@ def unpack_inputs(packed: Tensor, bits: int) -> Tensor:
 
 def pack_inputs(codes: Tensor, bits: int) -> Tensor:
     """The inverse of ``unpack_inputs``."""
+    if bits == 3:
+        return _pack_three(codes)
     words = torch.bitwise_left_shift(
         codes.unflatten(0, (-1, 32 // bits)), _shifts(bits, codes)[:, None]
     )
@@ -35,6 +61,8 @@ def pack_inputs(codes: Tensor, bits: int) -> Tensor:
 
 def unpack_outputs(packed: Tensor, bits: int, offset: int) -> Tensor:
     """int32 ``[groups, out · bits / 32]`` to int32 ``[groups, out]``; ``offset`` is added first."""
+    if bits == 3:
+        return _unpack_three(packed.t()).add_(offset).bitwise_and_(_mask(bits)).t()
     ones = sum(offset << shift for shift in range(0, 32, bits))
     packed = (packed.long() + ones).to(torch.int32)  # wraps around, as the subtraction did
     codes = torch.bitwise_right_shift(packed[..., None], _shifts(bits, packed))
@@ -59,6 +87,26 @@ def dequantize(
         return codes.sub_(zeros[index]).mul_(scales[index]).to(dtype)
     codes = codes.unflatten(0, (-1, group)).sub_(zeros[:, None]).mul_(scales[:, None])
     return torch.flatten(codes, 0, 1).to(dtype)
+
+
+def _unpack_three(packed: Tensor) -> Tensor:
+    """int32 ``[3 · n, columns]`` to int32 ``[32 · n, columns]``."""
+    low, middle, high = (
+        word.long() & 0xFFFFFFFF for word in packed.unflatten(0, (-1, 3)).unbind(1)
+    )
+    first, last = low | middle << 32, middle >> 31 | high << 1
+    shifts = torch.arange(0, 3 * FIRST, 3, device=packed.device)[:, None]
+    codes = torch.cat((first[:, None] >> shifts, last[:, None] >> shifts[: 32 - FIRST]), dim=1)
+    return codes.bitwise_and_(_mask(3)).to(torch.int32).flatten(0, 1)
+
+
+def _pack_three(codes: Tensor) -> Tensor:
+    shifts = torch.arange(0, 3 * FIRST, 3, device=codes.device)[:, None]
+    rows = codes.long().unflatten(0, (-1, 32))
+    first = (rows[:, :FIRST] << shifts).sum(1)
+    last = (rows[:, FIRST:] << shifts[: 32 - FIRST]).sum(1)
+    words = torch.stack((first, first >> 32 | last << 31, last >> 1), dim=1)
+    return words.to(torch.int32).flatten(0, 1)
 
 
 def _shifts(bits: int, like: Tensor) -> Tensor:
