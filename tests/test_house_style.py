@@ -46,6 +46,10 @@ ALLOWANCES: dict[str, frozenset[str]] = {
     "treadle_executor_ray": frozenset({"treadle.config"}),
     # What is installed is asked of metadata, and a download is that of a start.
     "treadle_command_models": frozenset({"treadle.loading", "treadle.plugins"}),
+    # A checkpoint is read as a start reads it.
+    "treadle_command_quantize": frozenset(
+        {"treadle.loading", "treadle.loading.formats", "treadle.plugins"}
+    ),
 }
 
 # What the conformance suites of ``treadle.testing`` import beside the core: a model plugin is checked with

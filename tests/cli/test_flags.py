@@ -27,7 +27,7 @@ from treadle_cli.help import single_command
 from treadle_cli.main import app
 from treadle_cli.rewrite import rewrite_flags
 
-MORE = ("run", "batch", "ps", "pull", "list", "rm")
+MORE = ("run", "batch", "ps", "pull", "list", "rm", "quantize")
 FROZEN = Path(__file__).parent / "flags.txt"
 
 

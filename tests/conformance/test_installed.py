@@ -112,6 +112,9 @@ GIVEN: dict[str, dict[str, Any]] = {
             ["lock", "/nowhere/x"],
         ],
     },
+    "commands:quantize": {
+        "refused": [[], ["/nowhere", "-m", "fp8", "-o", "/nowhere/x"], ["/nowhere", "-m", "awq"]]
+    },
     "commands:run": {"refused": [[], ["/nowhere"], ["--max-tokens", "x"]]},
     "commands:run-batch": {"refused": [[], ["-i", "/nowhere", "-o", "/nowhere/x"]]},
     "commands:serve": {"refused": [["/nowhere"], ["--port", "-1"]]},
