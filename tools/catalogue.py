@@ -19,6 +19,9 @@ from treadle_server.metrics import Metrics
 __all__ = ("BLOCKS", "options_of")
 
 RUNS = ROOT / "docs/data/runs"
+PERPLEXITY = ROOT / "docs/data/perplexity.json"
+DEMO_WEIGHTS = 6_291_456
+"""Numbers in the matrices of the demo model's layers."""
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -143,6 +146,28 @@ def benchmark_runs() -> str:
     return _table(("Engine", "Model shape", *names, "start-up"), rows)
 
 
+def perplexities() -> str:
+    """What each way to store the weights of the demo model takes and loses, from ``docs/data/perplexity.json``."""
+    rows = json.loads(PERPLEXITY.read_text())["rows"]
+    full = rows[0]
+    # All rows have the same embeddings and norms, in 16 bits.
+    others = full["bytes"] - 2 * DEMO_WEIGHTS
+    return _table(
+        ("Weights", "Method", "Bits for each", "Size", "Perplexity", "Loss"),
+        (
+            (
+                row["format"],
+                f"`{row['method']}`",
+                f"{(row['bytes'] - others) * 8 / DEMO_WEIGHTS:.2f}",
+                f"{row['bytes'] / 2**20:.1f} MiB",
+                f"{row['perplexity']:.3f}",
+                f"{row['perplexity'] / full['perplexity'] - 1:+.2%}",
+            )
+            for row in rows
+        ),
+    )
+
+
 # ------------------------------------------------------------------------------ metrics
 
 
@@ -185,6 +210,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         models,
         quantization,
         benchmark_runs,
+        perplexities,
         metrics,
         metric_aliases,
     )
