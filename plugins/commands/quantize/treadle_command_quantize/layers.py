@@ -14,8 +14,8 @@ from treadle.api.files import ModelFiles
 from treadle.api.kinds import QUANTIZATION
 from treadle.api.models import ExpertsSpec, LinearSpec
 from treadle.api.plugin_kind import PluginKind
-from treadle.layers import SingleRankCommunicator
 from treadle.plugins import PluginManager
+from treadle_layers_kit import SingleRankCommunicator
 from treadle_layers_kit.quantized import is_layer_skipped
 from treadle_worker_kit.build import empty_model
 from treadle_worker_kit.model_config import read_config

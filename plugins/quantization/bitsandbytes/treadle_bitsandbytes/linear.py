@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from treadle.errors import CheckpointError, ConfigError
-from treadle.layers import empty_weight
 from treadle_bitsandbytes.blocks import BLOCK, dequantize, pairs, quantize
+from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
 
 __all__ = ("STEP", "FourBitLinear", "Int8Linear")
