@@ -109,7 +109,7 @@ class GrammarOutput(msgspec.Struct, frozen=True, array_like=True):
 
     ``bitmask`` has equally many little-endian int32 words for each row, enough for the vocabulary.
     Bit ``i % 32`` of word ``i // 32`` is token id ``i``; 1 is allowed. It is the engine's buffer, and
-    stays as it is until ``sample_tokens`` returns.
+    stays as it is until the output of the step has come.
     """
 
     rows: list[int]

@@ -249,7 +249,7 @@ class EngineCore:
                 sequence.grammar_state, sequence.defer_sampling = state, True
                 if sequence.params.allowed_token_ids is not None or sequence.request.bad_words:
                     ids = sequence.stop_token_ids, sequence.forbidden_ids()
-                    self._structured_output.fill_bitmasks([(0, state, *ids)])
+                    self._structured_output.check_first_token(state, *ids)
                 if state.error is None:
                     self._queue(sequence)
                 else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 
@@ -53,7 +53,7 @@ class StructuredOutputManager:
         self._plugins = plugins
         import torch  # not above: processes that compile grammars come by here without it
 
-        self._vocab_size = info.vocab_size
+        self._vocab_size, self._words = info.vocab_size, -(-info.vocab_size // 32)
         # Pinned, where the model is in this process: the device takes masks from where they are filled.
         self._bitmask = torch.empty(
             (config.scheduler.max_num_seqs, info.vocab_size // 32 + 1),
@@ -186,8 +186,18 @@ class StructuredOutputManager:
 
     # -------------------------------------------------------------------------------- steps
 
+    def check_first_token(
+        self,
+        state: StructuredOutputState,
+        stop_ids: Collection[int],
+        forbidden_ids: Collection[int],
+    ) -> None:
+        """Set the ``error`` of a state that leaves no first token. The masks of steps stay as they are."""
+        state.fill_bitmask(self._bitmask.new_empty((1, self._words)), 0, stop_ids, forbidden_ids)
+
     def fill_bitmasks(self, rows: Sequence[GrammarRow]) -> GrammarOutput:
-        """Return the bitmasks of ``rows``. The next call overwrites them."""
+        """Return the bitmasks of ``rows``, at most ``max_num_seqs``. The next call overwrites them: the
+        output of their step must have come, as a device may still read them."""
         fill_bitmasks(rows, self._bitmask, self._vocab_size)
         masks = self._bitmask[: len(rows)].numpy()
         return GrammarOutput([row[0] for row in rows], masks.data.cast("B"))
