@@ -28,7 +28,8 @@ __all__ = ("LLGuidanceCompiler", "LLGuidanceGrammar", "LLGuidanceMatcher")
 
 DEAD_END = "NoExtensionBias"
 """The library's word for a grammar that allows no token: an error of its, and an empty mask."""
-MAX_THREADS = 16
+THREADS = {64: 4, 1 << 30: 12}
+"""Threads for batches of at most so many sequences: to wake one takes as long as several masks."""
 MAX_AUTOMATA = 16
 MAX_TEXTS, MAX_TEXT = 4096, 128
 """Texts without a choice whose ids are kept, and the characters of one: every row has the same."""
@@ -50,7 +51,7 @@ class LLGuidanceCompiler:
         # the core's, and any of the model's may be an ordinary token of a grammar.
         wrapper = TokenizerWrapper(_Vocabulary(tokenizer, vocab_size))
         self._tokenizer = LLTokenizer(wrapper, n_vocab=vocab_size + 1, eos_token=vocab_size)
-        self._executor: LLExecutor | None = None
+        self._executors: dict[int, LLExecutor] = {}
 
     def compile_json_schema(
         self,
@@ -81,7 +82,9 @@ class LLGuidanceCompiler:
         """Do what ``SupportsGrammarBatches`` says."""
         num_rows, num_words = bitmask.shape
         pairs = [(matchers[i].library, rows[i]) for i in _in_turn(matchers)]
-        self._threads.unsafe_compute_mask_ptr(pairs, bitmask.data_ptr(), num_words * 4, num_rows)
+        self._threads(len(pairs)).unsafe_compute_mask_ptr(
+            pairs, bitmask.data_ptr(), num_words * 4, num_rows
+        )
         libraries = [matcher.library for matcher in matchers]
         return [None if x.is_error() else x.is_accepting() for x in libraries]
 
@@ -92,19 +95,21 @@ class LLGuidanceCompiler:
         order = _in_turn(matchers)
         pairs = [(matchers[i].library, tokens[i]) for i in order]
         results: list[bool | None] = [None] * len(matchers)
-        for i, is_accepted in zip(order, self._threads.consume_token_par(pairs), strict=True):
+        for i, is_accepted in zip(
+            order, self._threads(len(pairs)).consume_token_par(pairs), strict=True
+        ):
             if is_accepted:
                 matcher = matchers[i]
                 matcher.tokens.append(tokens[i])
                 results[i] = matcher.library.is_stopped() and matcher.is_accepting
         return results
 
-    @property
-    def _threads(self) -> LLExecutor:
-        """Made when it is needed: the processes that compile are forks, which lose threads."""
-        if self._executor is None:
-            self._executor = LLExecutor(min(MAX_THREADS, os.cpu_count() or 1))
-        return self._executor
+    def _threads(self, size: int) -> LLExecutor:
+        """Return the threads for a batch, made when it comes: forks, which compile, have none."""
+        count = min(next(n for limit, n in THREADS.items() if size <= limit), os.cpu_count() or 1)
+        if count not in self._executors:
+            self._executors[count] = LLExecutor(count)
+        return self._executors[count]
 
     def _compile(self, source: str) -> LLGuidanceGrammar:
         return LLGuidanceGrammar(self._tokenizer, source, self._vocab_size)
