@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 
-__all__ = ("SourceLoader", "check_regular", "read_regular")
+__all__ = ("check_regular", "import_file", "read_regular")
 
 TYPE_NAMES = {
     stat.S_IFIFO: "a named pipe",
@@ -44,8 +45,23 @@ def read_regular(path: Path, max_bytes: int = 2**20) -> bytes:
         return stream.read(max_bytes)
 
 
-class SourceLoader(SourceFileLoader):
+class _SourceLoader(SourceFileLoader):
     """Compiles a regular file. Kept bytecode may be that of an older one with the same size and time."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(read_regular(Path(self.path)), self.path)
+
+
+def import_file(name: str, file: str) -> ModuleType:
+    """Run a Python file once, as the module ``name``, and return the module."""
+    if name in sys.modules:
+        return sys.modules[name]
+    module = ModuleType(name)
+    module.__file__ = file
+    sys.modules[name] = module  # Structs and dataclasses look their module up while it runs
+    try:
+        _SourceLoader(name, file).exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

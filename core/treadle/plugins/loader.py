@@ -14,7 +14,8 @@ from treadle.api.plugin_kind import PluginKind
 from treadle.api.plugin_options import declared_options
 from treadle.errors import PluginLoadError
 from treadle.plugins.entries import Entry
-from treadle.plugins.local import import_file, module_name
+from treadle.plugins.local import module_name
+from treadle.regular_files import import_file
 
 __all__ = ("PluginLoader",)
 

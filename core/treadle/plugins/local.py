@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import msgspec
@@ -23,9 +21,9 @@ import msgspec
 from treadle.errors import ConfigError
 from treadle.plugins.entries import Entry
 from treadle.plugins.kinds import check_known, installed_kinds
-from treadle.regular_files import SourceLoader, read_regular
+from treadle.regular_files import read_regular
 
-__all__ = ("import_file", "local_entries", "module_name")
+__all__ = ("local_entries", "module_name")
 
 Declaration = dict[str, list[Annotated[str, msgspec.Meta(min_length=1)]]]
 
@@ -77,18 +75,3 @@ def _check_declaration(name: str, value: ast.expr | None) -> dict[str, list[str]
 def module_name(entry: Entry) -> str:
     """What the module of a local entry is called in ``sys.modules``."""
     return f"treadle_local_{entry.target}_{entry.version}"
-
-
-def import_file(name: str, file: str) -> ModuleType:
-    """Run a local file once, as the module ``name``, and return the module."""
-    if name in sys.modules:
-        return sys.modules[name]
-    module = ModuleType(name)
-    module.__file__ = file
-    sys.modules[name] = module  # Structs and dataclasses look their module up while it runs
-    try:
-        SourceLoader(name, file).exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
