@@ -27,6 +27,7 @@ from treadle_server.keys import key_digest
 from treadle_server.metric_names import MetricName, gen_ai_names, vllm_names
 from treadle_server.metrics import TREADLE_NAMES, Metrics
 from treadle_server.observers import Observers
+from treadle_server.outcomes import NUM_REQUESTS, CallOutcomes
 from treadle_server.request_log import RequestLog
 from treadle_server.request_metrics import RequestTimer
 from treadle_server.responses.store import ResponseStore
@@ -71,6 +72,7 @@ class ServerContext:
         )
         self.observers = Observers()
         self.request_log = RequestLog(config)
+        self._call_outcomes = CallOutcomes()
         self.draining = False
         self.is_dead: EngineDeadError | None = None
         self.is_hung: EngineDeadError | None = None
@@ -103,7 +105,7 @@ class ServerContext:
             self.engine.texts,
         )
         self.fingerprint = system_fingerprint(self.engine)
-        self.engine.parser_watchdog.discard_stuck()
+        self.engine.parser_watchdog.close()
         if app is not None:
             self.app_instance, old = app, self.app_instance
             old.stop_when_idle()
@@ -134,6 +136,23 @@ class ServerContext:
                 503,
                 f"a step of the engine has not ended for {self.config.hang_timeout:g} s (hang_timeout)",
                 code="engine_unresponsive",
+            )
+
+    def broken_plugins(self) -> list[str]:
+        """Return the plugins that fail again and again, in this process or in the engine's."""
+        rows = {"server": self.engine.plugins.call_stats.rows()}
+        if self.stats is not None:
+            rows["engine"] = list(self.stats.plugin_calls)
+        return self._call_outcomes.broken(rows, self.engine.parser_watchdog)
+
+    def check_outcomes(self) -> None:
+        """Raise ``APIError`` if all of the last requests have failed."""
+        if self.metrics.outcomes.all_failed:
+            plugins = ", ".join(self.broken_plugins()) or "none of them"
+            raise APIError(
+                503,
+                f"the last {NUM_REQUESTS} requests have failed (plugins that fail: {plugins}); see the log",
+                code="requests_fail",
             )
 
     def need_batches(self) -> BatchService:

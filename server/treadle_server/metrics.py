@@ -28,6 +28,7 @@ from treadle_server.metric_values import (
     Measured,
     Sample,
 )
+from treadle_server.outcomes import RequestOutcomes
 
 __all__ = ("METHODS", "TREADLE_NAMES", "Metrics")
 
@@ -56,6 +57,7 @@ class Metrics:
         number of pages."""
         self.model, self.cache_config = model, tuple(cache_config)
         self.active = 0
+        self.outcomes = RequestOutcomes()
         self.stuck_threads = 0
         self.stored_responses = self.stored_response_bytes = 0
         self.http_requests: Counter[tuple[str, str, int]] = Counter()

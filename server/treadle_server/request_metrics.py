@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from treadle.api.sampling_params import SamplingParams
-from treadle.errors import RequestError, TreadleError
+from treadle.errors import CheckpointError, QueueFullError, RequestError
 from treadle.outputs import CompletionOutput, ReasoningPart, RequestMetrics, RequestOutput
+from treadle_server.active_requests import ClientDisconnected
 from treadle_server.errors import APIError
 from treadle_server.histogram import Histogram
 from treadle_server.metrics import Metrics
@@ -134,10 +135,24 @@ class RequestTimer:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
         missing = self._num_expected - self._ends.total()
+        failed = isinstance(error, Exception) and is_failure(error)
+        if failed and not self._num_expected:  # before it was known how many sequences there are
+            missing = 1
         if kind is not None and missing > 0 and not issubclass(kind, RequestError):
-            is_failure = issubclass(kind, (APIError, TreadleError))
-            self._ends["error" if is_failure else "abort"] += missing
+            self._ends["error" if failed else "abort"] += missing
         self._metrics.finished.update(self._ends)
+        if failed or self._ends["error"]:
+            self._metrics.outcomes.add(failed=not (self._ends["stop"] or self._ends["length"]))
+        elif self._ends["stop"] or self._ends["length"]:
+            self._metrics.outcomes.add(failed=False)
+
+
+def is_failure(error: Exception) -> bool:
+    """Return whether the server is to blame: not the client, nor a server that is full or stops."""
+    if isinstance(error, APIError):
+        return error.status >= 500 and error.detail.code != "draining"
+    blameless = ClientDisconnected, RequestError, CheckpointError, QueueFullError
+    return not isinstance(error, blameless)
 
 
 class TokenUsageCounter:

@@ -20,8 +20,11 @@ PAGE = "/ui"
 """Where a plugin may serve a page for people."""
 
 
-class Status(msgspec.Struct):
+class Status(msgspec.Struct, omit_defaults=True):
+    """``degraded`` is a server that answers although some of its plugins fail."""
+
     status: str
+    plugins: list[str] = []
 
 
 class Version(msgspec.Struct):
@@ -39,7 +42,10 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     )
     async def health() -> Status:
         context.check_alive()
-        return Status("draining" if context.draining else "ok")
+        context.check_outcomes()
+        plugins = context.broken_plugins()
+        status = "draining" if context.draining else "degraded" if plugins else "ok"
+        return Status(status, plugins)
 
     @route(
         "/ready",
@@ -52,6 +58,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         if context.draining:
             raise APIError(503, "the server is going to stop", code="draining")
         context.check_alive()
+        context.check_outcomes()
         return Status("ok")
 
     @get("/version", summary="Tell the version and the fingerprint")
