@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from treadle.config import EngineConfig
     from treadle.outputs import RequestOutput
     from treadle.plugins import PluginManager
-    from treadle.processes.watchdog import WatchdogExecutor
+    from treadle.processes.watchdog import PluginThreads
     from treadle.text.assets import FrontendAssets
     from treadle.text.text_pool import TextPool
 
@@ -47,7 +47,7 @@ class Engine(Protocol):
     texts: TextPool
     """Where chats are rendered and texts encoded."""
 
-    parser_watchdog: WatchdogExecutor
+    parser_watchdog: PluginThreads
     """What calls the parsers that do not run on the event loop."""
 
     def generate(

@@ -120,7 +120,7 @@ class Lifecycle:
     """
 
     def __init__(self, context: ServerContext, bound: socket.socket, signals: Signals) -> None:
-        self._context = context
+        self.context = context
         self._bound = bound
         self._signals = signals
         self.num_cut_off = 0
@@ -159,7 +159,7 @@ class Lifecycle:
         ``announce`` is printed once connections are accepted. Raises ``EngineDeadError``, and
         ``PluginLoadError`` if what a plugin does at the start fails.
         """
-        context = self._context
+        context = self.context
         if context.config.files_dir is not None:
             context.batches = BatchService(context, Folder(Path(context.config.files_dir)))
         try:
@@ -170,12 +170,12 @@ class Lifecycle:
                 await context.batches.close()
             await context.app_instance.stop()
             context.close()
-        if self._context.is_dead is not None:
-            raise self._context.is_dead
+        if self.context.is_dead is not None:
+            raise self.context.is_dead
 
     async def _serve(self, announce: str) -> None:
-        if self._context.batches is not None:
-            self._context.batches.start()
+        if self.context.batches is not None:
+            self.context.batches.start()
         serving = asyncio.create_task(self._listener.serve(sockets=[self._bound]))
         monitor = asyncio.create_task(self._monitor())
         try:
@@ -190,11 +190,11 @@ class Lifecycle:
             await self._stop(serving)
 
     async def _watch(self, serving: asyncio.Task[None]) -> None:
-        while not (serving.done() or self._signals.requested.is_set() or self._context.is_dead):
+        while not (serving.done() or self._signals.requested.is_set() or self.context.is_dead):
             await self._tick(self._signals.requested)
 
     async def _drain(self) -> None:
-        context, loop = self._context, asyncio.get_running_loop()
+        context, loop = self.context, asyncio.get_running_loop()
         context.draining = True
         if context.batches is not None:  # the next server continues them
             await context.batches.stop()
@@ -212,7 +212,7 @@ class Lifecycle:
                 deadline = min(deadline, loop.time() + STOP_GRACE_SECONDS)
 
     async def _stop(self, serving: asyncio.Task[None]) -> None:
-        context, loop = self._context, asyncio.get_running_loop()
+        context, loop = self.context, asyncio.get_running_loop()
         context.draining = True
         self.num_cut_off = context.metrics.active
         context.active_requests.stop_all(STOPPED)
@@ -233,9 +233,9 @@ class Lifecycle:
             async with asyncio.timeout(pause):
                 await wake.wait()
         sweep(self._listener.server_state.connections, asyncio.get_running_loop().time())
-        if self._context.is_dead is None and not self._context.engine.alive:
+        if self.context.is_dead is None and not self.context.engine.alive:
             try:
-                await self._context.engine.stats(HEARTBEAT)  # it says why
+                await self.context.engine.stats(HEARTBEAT)  # it says why
             except EngineDeadError as error:
                 self._end(error)
             else:
@@ -243,12 +243,13 @@ class Lifecycle:
 
     async def _monitor(self) -> None:
         """Poll the engine's stats. Mark it hung if it does not answer within ``hang_timeout``."""
-        context, timeout = self._context, self._context.config.hang_timeout
+        context, timeout = self.context, self.context.config.hang_timeout
         stats_log, next_look = StatsLog(), 0.0
         while context.is_dead is None:
             try:
                 context.stats = await context.engine.stats(timeout)
                 context.is_hung = None
+                context.broken_plugins()
             except EngineDeadError as error:
                 if context.engine.alive:
                     log.error("the engine hangs: %s", error)
@@ -265,6 +266,6 @@ class Lifecycle:
 
     def _end(self, error: EngineDeadError) -> None:
         """Note that the engine has died, and log why, if the system knows more than the engine."""
-        if self._context.is_dead is None:
-            self._context.is_dead = error
+        if self.context.is_dead is None:
+            self.context.is_dead = error
             log.error("the engine has died: %s%s", error, self._memory.explain(str(error)))

@@ -39,6 +39,8 @@ class LogSettings(msgspec.Struct, frozen=True):
     format: str = "text"
     file: str | None = None
     """A JSON or YAML file for ``logging.config.dictConfig``."""
+    steps: str | None = None
+    """The folder of ``LoadMonitor``, which is started if there is one."""
 
 
 class TextFormatter(RecordFormatter):
@@ -122,7 +124,7 @@ class StormHandler(logging.StreamHandler[Any]):
             kind = self._kinds[key] = _Kind(self._clock())
         kind.count += 1
         if kind.count <= getattr(record, "burst", BURST):
-            super().emit(record)
+            super().emit(record if kind.count == 1 else _without_traceback(record))
         else:
             kind.suppressed, kind.last = kind.suppressed + 1, record
             self._start_timer()
@@ -174,6 +176,15 @@ class _Kind:
         self.last: logging.LogRecord | None = None
 
 
+def _without_traceback(record: logging.LogRecord) -> logging.LogRecord:
+    """Return a record that repeats one with a traceback: the first shows where it comes from."""
+    if not record.exc_info:
+        return record
+    repeated = logging.makeLogRecord(record.__dict__)
+    repeated.exc_info = repeated.exc_text = None
+    return repeated
+
+
 def _count_of(record: logging.LogRecord, count: int) -> logging.LogRecord:
     """Return a record that stands for ``count`` more like ``record``."""
     summary = logging.makeLogRecord({**record.__dict__, "request_id": ""})
@@ -220,6 +231,10 @@ def start(settings: Any, process: str) -> None:
     for handler in [handler for handler in log.handlers if isinstance(handler, LogSetup)]:
         log.removeHandler(handler)
     log.addHandler(LogSetup("treadle_server.logs:start", msgspec.to_builtins(options)))
+    if options.steps is not None:
+        from treadle_server.load_monitor import LoadMonitor
+
+        LoadMonitor(Path(options.steps)).start()
 
 
 def _default(options: LogSettings) -> dict[str, Any]:

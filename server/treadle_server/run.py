@@ -6,22 +6,27 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import uvloop
 from litestar.concurrency import set_asyncio_executor
 
 from treadle.config import EngineConfig
-from treadle.errors import EngineDeadError
+from treadle.errors import EngineDeadError, PluginLoadError
+from treadle.plugins.loader import steps
 from treadle_server.banner import banner
 from treadle_server.batches.storage import check_files_dir
 from treadle_server.config import ServerConfig
 from treadle_server.context import ServerContext
 from treadle_server.engine import Engine
+from treadle_server.exit_guard import EXIT_SECONDS, ExitGuard
 from treadle_server.lifecycle import Lifecycle, Signals
 from treadle_server.listen import bind, url_of
+from treadle_server.load_monitor import last_step, steps_folder
 from treadle_server.logs import LogSettings
 from treadle_server.logs import start as start_logging
 from treadle_server.running import published
@@ -60,16 +65,33 @@ def serve(engine: EngineConfig, server: ServerConfig) -> None:
 def serve_engine(build: Callable[[], Startable], server: ServerConfig) -> None:
     """``serve`` for any engine: ``build`` is called on the event loop's thread, before the loop
     listens."""
-    start_logging(
-        LogSettings(server.log_level, server.log_format, server.log_config_file), "server"
-    )
+    folder = steps_folder()
+    try:
+        _serve_engine(build, server, folder)
+    except EngineDeadError as error:
+        if step := last_step(folder):
+            raise PluginLoadError(f"{error} (it ended {step})") from error
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _serve_engine(build: Callable[[], Startable], server: ServerConfig, folder: Path) -> None:
+    settings = LogSettings(server.log_level, server.log_format, server.log_config_file, str(folder))
+    start_logging(settings, "server")
     check_tls(server)
     check_files_dir(server)
     bound = bind(server)
-    set_asyncio_executor(cast("Any", DaemonThreadPool()))
+    threads = DaemonThreadPool()
+    set_asyncio_executor(cast("Any", threads))
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(build, server, bound))
+        # Left last: closing the loop waits for tasks that plugins have started.
+        with (
+            ExitGuard(server.drain_timeout + EXIT_SECONDS) as guard,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            runner.get_loop().set_default_executor(threads)
+            runner.run(_serve(build, server, bound, guard))
     finally:
         set_asyncio_executor(None)
         bound.close()
@@ -79,20 +101,26 @@ def serve_engine(build: Callable[[], Startable], server: ServerConfig) -> None:
 
 
 async def _serve(
-    build: Callable[[], Startable], config: ServerConfig, bound: socket.socket
+    build: Callable[[], Startable],
+    config: ServerConfig,
+    bound: socket.socket,
+    guard: ExitGuard,
 ) -> None:
     signals = Signals()
-    with signals.caught():
+    with signals.caught(), guard.listening():
         engine = build()
         try:
-            if not await signals.run_until_signal(engine.start()):
+            started: list[Lifecycle] = []
+
+            async def start() -> None:
+                started.append(await _start(engine, config, bound, signals))
+
+            if not await signals.run_until_signal(start()):
                 return
-            context = ServerContext(engine, config)
-            parsers = context.chat_processor.parser_plugins
-            for option, key in parsers.keys.items():
-                if key is not None:  # a wrong name stops the start, and not a request
-                    parsers.check(option, key)
-            lifecycle = Lifecycle(context, bound, signals)
+            lifecycle = started[0]
+            for handler in list(steps.handlers):
+                handler.close()
+            context = lifecycle.context
             url = url_of(config, bound)
             async with published(context, url):
                 await lifecycle.run(banner(context, url))
@@ -107,6 +135,23 @@ async def _serve(
                 config.drain_timeout,
             )
             raise SystemExit(1)
+
+
+async def _start(
+    engine: Startable, config: ServerConfig, bound: socket.socket, signals: Signals
+) -> Lifecycle:
+    """Start the engine, and build the application in a thread, as plugins edit it."""
+    await engine.start()
+
+    def build() -> Lifecycle:
+        context = ServerContext(engine, config)
+        parsers = context.chat_processor.parser_plugins
+        for option, key in parsers.keys.items():
+            if key is not None:  # a wrong name stops the start, and not a request
+                parsers.check(option, key)
+        return Lifecycle(context, bound, signals)
+
+    return await asyncio.to_thread(build)
 
 
 async def shut_down(engine: Startable) -> None:

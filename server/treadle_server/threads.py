@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,11 +17,12 @@ MAX_THREADS = 40
 """Number of concurrent calls; further ones wait in a queue."""
 
 
-class DaemonThreadPool(Executor):
+class DaemonThreadPool(ThreadPoolExecutor):
     """A ``ThreadPoolExecutor`` with daemon threads.
 
     A process waits for the threads of a ``ThreadPoolExecutor`` when it exits, so a plugin that hangs
-    would keep it alive.
+    would keep it alive. It is one for event loops, which accept no other class, and nothing else is
+    inherited.
     """
 
     def __init__(self, max_threads: int = MAX_THREADS) -> None:

@@ -105,7 +105,7 @@ async def test_a_wrapper_is_left_out_and_then_not_called(
     labels = 'model_name="scripted",plugin="extensions:faulty",state="broken"'
     assert f"treadle_plugin_state{{{labels}}} 1.0" in page
     assert [r["state"] for r in rows if r["id"] == "extensions:faulty"] == ["broken"]
-    assert "extensions:faulty is not called any more" in caplog.text
+    assert "extensions:faulty is not called for 60 s" in caplog.text
 
 
 @pytest.mark.fault("extensions", "wrapper")

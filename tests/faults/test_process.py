@@ -10,7 +10,7 @@ import pytest
 from engines import PROMPT, config, failure_pattern
 
 from treadle import AsyncLLM, SamplingParams
-from treadle.errors import EngineDeadError, EngineError, PluginLoadError, TreadleError
+from treadle.errors import EngineDeadError, PluginLoadError, TreadleError
 from treadle.outputs import CompletionOutput
 
 FATAL = r" \(plugin_strict makes it fatal\)"
@@ -72,7 +72,7 @@ async def test_what_ends_the_engine_is_told_to_everybody(
     ("failure", "error", "words"),
     [
         ("RuntimeError", PluginLoadError, failure_pattern("models", "build")),
-        ("SystemExit", EngineError, "SystemExit: odd"),
+        ("SystemExit", PluginLoadError, "SystemExit: odd"),
     ],
 )
 async def test_a_start_that_fails_in_the_process_is_told_here(

@@ -118,11 +118,17 @@ def test_an_error_in_words_for_the_user_passes(kind: str) -> None:
         start(create_plugins(engine_config), engine_config)
 
 
-@pytest.mark.parametrize("failure", ["KeyboardInterrupt", "SystemExit"])
 @pytest.mark.parametrize(("kind", "method"), [("models", "hook"), ("models", "build")])
-def test_what_is_meant_for_the_process_passes(kind: str, method: str, failure: str) -> None:
-    engine_config = config(kind, method, failure)
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
+def test_what_is_meant_for_the_process_passes(kind: str, method: str) -> None:
+    engine_config = config(kind, method, "KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        start(create_plugins(engine_config), engine_config)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sys_exit_in_a_hook_is_a_failure_of_the_plugin(kind: str) -> None:
+    engine_config = config(kind, "hook", "SystemExit")
+    with pytest.raises(PluginLoadError, match=rf"{name(kind)} from odd\.py .*SystemExit: odd"):
         start(create_plugins(engine_config), engine_config)
 
 

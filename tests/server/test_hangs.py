@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -147,7 +148,7 @@ async def test_a_grammar_or_tags_that_hang_hold_up_nobody(
 
 
 async def test_threads_that_are_lost_are_bounded(plugins: PluginManager) -> None:
-    """From some on the parser is not called, until one comes back."""
+    """From some on the parser is not called, but for one trial in a while."""
     engine = ScriptedEngine(["!"], plugins=plugins)
     async with serving(engine, tool_call_parser="feed") as server:
         before = threading.active_count()
@@ -155,10 +156,34 @@ async def test_threads_that_are_lost_are_bounded(plugins: PluginManager) -> None
             response = await server.chat(tools=TOOLS)
             assert response.json()["choices"][0]["message"]["content"] == "!"
             assert response.headers["x-treadle-parser-error"] == "tool_call_parser=feed"
-        assert server.context.engine.parser_watchdog.num_stuck == MAX_STUCK_THREADS
-        assert (
-            threading.active_count() <= before + MAX_STUCK_THREADS + 3
-        )  # one to go on, two for text
+        threads = server.context.engine.parser_watchdog["tool_parsers:feed"]
+        assert threads.num_stuck == MAX_STUCK_THREADS
+        # One to go on, two for text.
+        assert threading.active_count() <= before + MAX_STUCK_THREADS + 3
+        threads.retry_time = 0.0
+        await server.chat(tools=TOOLS)
+        assert threads.num_stuck == MAX_STUCK_THREADS + 1, "a trial"
+        await server.chat(tools=TOOLS)
+        assert threads.num_stuck == MAX_STUCK_THREADS + 1 and threads.retry_time > monotonic()
         report(plugins)
-        await until(lambda: server.context.engine.parser_watchdog.num_stuck == 0)
+        await until(lambda: threads.num_stuck == 0)
         assert "x-treadle-parser-error" not in (await server.chat(tools=TOOLS)).headers
+
+
+async def test_a_parser_that_hangs_leaves_others_alone(plugins: PluginManager) -> None:
+    """Neither the parsers of others nor treadle's own, however many of its calls are stuck."""
+    engine = ScriptedEngine(["!"], plugins=plugins)
+    async with serving(engine, tool_call_parser="feed", reasoning_parser="qwen3") as server:
+        for _ in range(MAX_STUCK_THREADS):
+            await server.chat(tools=TOOLS)
+        engine.text = ["<think>why", "</think>", "!"]
+        response = await server.chat(tools=TOOLS)
+        message = response.json()["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("why", "!")
+        assert response.headers["x-treadle-parser-error"] == "tool_call_parser=feed"
+        parsers = server.context.chat_processor.parser_plugins
+        parsers.tool_call_parser = parsers.keys["tool_call_parser"] = "good"
+        parsers.reasoning_parser = parsers.keys["reasoning_parser"] = None
+        response = await server.chat(tools=TOOLS)
+        assert response.json()["choices"][0]["message"]["content"] == "<think>why</think>!"
+        assert "x-treadle-parser-error" not in response.headers

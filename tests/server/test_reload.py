@@ -253,7 +253,8 @@ async def test_a_parser_that_hangs_is_repaired(acme: Acme) -> None:
     engine = Held(plugins=PluginManager(PluginConfig(plugin_time_budget=budgets)))
     async with serving_parser(engine) as server:
         assert {await chat_text(server) for _ in range(MAX_STUCK_THREADS + 1)} == {"Hello world"}
-        assert server.context.engine.parser_watchdog.num_stuck == MAX_STUCK_THREADS
+        threads = server.context.engine.parser_watchdog["tool_parsers:acme"]
+        assert threads.num_stuck == MAX_STUCK_THREADS
         acme.install("2.0", acme_parser=PARSER)
         assert (await reload(server)).status_code == 200
         assert await chat_text(server) == "Hello world 2.0"

@@ -107,12 +107,11 @@ class AsyncLLM:
         opening = asyncio.create_task(asyncio.to_thread(self._open, config))
         loading = asyncio.create_task(self._client.start(config))
         try:
-            assets, info = await asyncio.gather(opening, loading)
+            assets, info = await asyncio.gather(asyncio.shield(opening), loading)
         except BaseException:
             loading.cancel()
-            opened, _ = await asyncio.gather(opening, loading, return_exceptions=True)
-            if isinstance(opened, FrontendAssets):
-                opened.close()
+            # Not waited for: a plugin may hang in it.
+            opening.add_done_callback(_close)
             await self._client.stop(seconds=0.0)
             raise
         outputs = OutputProcessor(assets.guarded_tokenizer, info.eos_token_ids)
@@ -369,3 +368,8 @@ class AsyncLLM:
                 watchdog=self.parser_watchdog,
             )
         return self._chats
+
+
+def _close(opened: asyncio.Task[FrontendAssets]) -> None:
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().close()

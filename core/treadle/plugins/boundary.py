@@ -19,7 +19,7 @@ from treadle.api import types
 from treadle.api.contracts import FUNCTION, Member, attributes, implements, is_protocol, members
 from treadle.api.plugin_kind import MethodRules
 from treadle.api.result_checks import BY_ANNOTATION, unexpected
-from treadle.plugins.guard import NOT_CAUGHT, PluginGuard
+from treadle.plugins.guard import PluginGuard
 
 __all__ = ("unwrap", "wrap")
 
@@ -118,6 +118,9 @@ class _Boundary(NamedTuple):
         return value
 
     def _object(self, instance: Any, contract: type) -> _Guarded:
+        methods = (m.name for m in members(contract) if not m.is_property)
+        if missing := [n for n in methods if not callable(getattr(instance, n, None))]:
+            raise unexpected(instance, f"{contract.__name__}, with {', '.join(missing)},")
         optional = (c for c in self.guard.kind.optional if implements(instance, c))
         contracts = (contract, *optional)
         guarded = _class_of(contracts, type(instance).__name__)()
@@ -131,9 +134,7 @@ class _Boundary(NamedTuple):
         """Return the guarded method, or the getter of the guarded property."""
         name = member.name
         rules = self.guard.kind.methods.get(member.key, DEFAULT_RULES)
-        call = None if member.is_property else getattr(instance, name, None)
-        if call is None:
-            call = _getter(instance, name, member.is_property)
+        call = (lambda: getattr(instance, name)) if member.is_property else getattr(instance, name)
         return _guarded_call(self.guard, call, name, rules, self._check(member, rules))
 
     def _check(self, member: Member, rules: MethodRules) -> Call | None:
@@ -158,8 +159,6 @@ class _Boundary(NamedTuple):
                 checked = item if rules.item is None else rules.item(item)
             except StopIteration:
                 return
-            except NOT_CAUGHT:
-                raise
             except BaseException as error:
                 self.guard.fail(name, error, in_step=rules.in_step)
             yield checked
@@ -176,8 +175,6 @@ def _guarded_call(
             try:
                 value = call(*arguments, **named)
                 return value if check is None else check(value, *arguments)
-            except NOT_CAUGHT:
-                raise
             except BaseException as error:
                 return guard.handle(name, rules, error, arguments)
 
@@ -186,22 +183,20 @@ def _guarded_call(
     count_call = guard.counter(name).record_success
 
     def counted(*arguments: Any, **named: Any) -> Any:
-        if guard.is_open:
+        if guard.retry_time and guard.is_open:
             return None
         start_time = perf_counter()
         try:
             value = call(*arguments, **named)
             if check is not None:
                 value = check(value, *arguments)
-        except NOT_CAUGHT:
-            raise
         except rules.replies:
             count_call(perf_counter() - start_time)
             raise
         except BaseException as error:
             return guard.handle(name, rules, error, arguments, start_time)
         if guard.strikes:
-            guard.strikes = 0
+            guard.recover()
         count_call(perf_counter() - start_time)
         return value
 
@@ -215,8 +210,6 @@ def _guarded_function(guard: PluginGuard, function: Call, label: str) -> Call:
     def guarded(*arguments: Any) -> Any:
         try:
             value = function(*arguments)
-        except NOT_CAUGHT:
-            raise
         except BaseException as error:
             guard.fail(label, error)
         if value is None:
@@ -224,10 +217,3 @@ def _guarded_function(guard: PluginGuard, function: Call, label: str) -> Call:
         return value
 
     return guarded
-
-
-def _getter(instance: Any, name: str, is_property: bool) -> Call:
-    """Return a function that reads a property, or that fails as a call of a missing method does."""
-    if is_property:
-        return lambda: getattr(instance, name)
-    return lambda *arguments, **named: getattr(instance, name)(*arguments, **named)

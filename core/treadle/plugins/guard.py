@@ -8,24 +8,22 @@ step.
 from __future__ import annotations
 
 import logging
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, NoReturn
 
 from treadle.api.plugin_kind import MethodRules, PluginKind
 from treadle.errors import EngineError, PluginError, TreadleError
 from treadle.plugins.call_stats import CallCounter, PluginCallStats
 from treadle.plugins.entries import Entry
+from treadle.processes.failure import is_for_process
 
-__all__ = ("MAX_CONSECUTIVE_FAILURES", "NOT_CAUGHT", "PluginGuard", "strict_error")
+__all__ = ("MAX_CONSECUTIVE_FAILURES", "PluginGuard", "strict_error")
 
 log = logging.getLogger("treadle.plugins")
 
 MAX_CONSECUTIVE_FAILURES = 3
-"""Consecutive failures after which a plugin that fails alone is not called any more."""
-
-NOT_CAUGHT = (KeyboardInterrupt, SystemExit)
-"""Meant for the process, even if a plugin is running. Everything else is the plugin's, including
-the panic of a Rust library, which is not an ``Exception``."""
+"""Consecutive failures after which a plugin that fails alone is called once in ``RETRY_SECONDS``."""
+RETRY_SECONDS = 60.0
 
 
 def strict_error(error: object) -> EngineError:
@@ -37,10 +35,10 @@ class PluginGuard:
     """Names the plugin of ``entry`` in what its hooks and objects raise, and counts their calls.
 
     A manager has one for each plugin. ``strikes`` are the failures since the last success of a
-    plugin that fails alone; ``is_open`` tells that they were too many.
+    plugin that fails alone; if they were too many, it is not called before ``retry_time``.
     """
 
-    __slots__ = ("_is_fatal", "_stats", "entry", "is_open", "is_strict", "kind", "strikes")
+    __slots__ = ("_is_fatal", "_stats", "entry", "is_strict", "kind", "retry_time", "strikes")
 
     def __init__(
         self,
@@ -52,9 +50,14 @@ class PluginGuard:
     ) -> None:
         self.entry, self.kind, self.is_strict = entry, kind, is_strict
         self.strikes = 0
-        self.is_open = False
+        self.retry_time = 0.0
         self._stats = stats
         self._is_fatal = is_strict and kind.failure == "request"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the plugin is left out now."""
+        return monotonic() < self.retry_time
 
     def counter(self, method: str) -> CallCounter:
         """Return the counter of a hook or method."""
@@ -75,7 +78,7 @@ class PluginGuard:
         ``TreadleError``, whose words are meant for the user. In strict mode the failure of a
         request is an ``EngineError``, unless ``error_class`` says what it is.
         """
-        if isinstance(error, PluginError):
+        if isinstance(error, PluginError) or is_for_process(error):
             raise error
         self.counter(method).record_failure(
             0.0 if start_time is None else perf_counter() - start_time
@@ -113,6 +116,8 @@ class PluginGuard:
 
     def strike(self, method: str, error: BaseException, start_time: float | None = None) -> None:
         """Record a failure that costs only the plugin; in strict mode raise ``EngineError``."""
+        if is_for_process(error):
+            raise error
         entry = self.entry
         self.counter(method).record_failure(
             0.0 if start_time is None else perf_counter() - start_time
@@ -123,7 +128,13 @@ class PluginGuard:
         self.strikes += 1
         log.warning("%s; treadle goes on without it", text, exc_info=error)
         if self.strikes >= MAX_CONSECUTIVE_FAILURES:
-            self.is_open = True
+            self.retry_time = monotonic() + RETRY_SECONDS
+            entry.reason = f"failed {self.strikes} times in a row: {error}"
+            if entry.state != "broken":
+                log.error("%s is not called for %g s", entry.id, RETRY_SECONDS)
             entry.state, entry.error = "broken", error
-            entry.reason = f"failed {MAX_CONSECUTIVE_FAILURES} times in a row: {error}"
-            log.error("%s is not called any more", entry.id)
+
+    def recover(self) -> None:
+        """Record the success of a plugin that had failed."""
+        self.strikes, self.retry_time = 0, 0.0
+        self.entry.state, self.entry.reason, self.entry.error = "loaded", "", None

@@ -15,8 +15,8 @@ from typing import Any
 import pluggy
 
 from treadle.errors import PluginLoadError, TreadleError
-from treadle.plugins.guard import NOT_CAUGHT, PluginGuard
-from treadle.plugins.loader import PluginLoader
+from treadle.plugins.guard import PluginGuard
+from treadle.plugins.loader import PluginLoader, steps
 
 __all__ = ("PluginHooks",)
 
@@ -53,15 +53,16 @@ class PluginHooks:
                 call = partial(
                     self._wrapped, hook, extension, partial(impl.function, *impl_arguments), call
                 )
-        start_time = perf_counter()
+        start_time, entry = perf_counter(), self._guard.entry
+        steps.debug("calling %s of %s from %s", hook, entry.id, entry.owner)
         try:
             result = call()
-        except NOT_CAUGHT:
-            raise
         except BaseException as error:
             self._guard.fail(
                 hook, error, in_step=False, start_time=start_time, error_class=PluginLoadError
             )
+        finally:
+            steps.debug("")
         self._guard.counter(hook).record_success(perf_counter() - start_time)
         return result
 
@@ -73,7 +74,7 @@ class PluginHooks:
         try:
             if next(running, running) is running:
                 raise TypeError("a wrapper did not yield")
-        except (TreadleError, *NOT_CAUGHT):
+        except TreadleError:
             raise
         except BaseException as error:
             self._blame(hook, extension, error)
@@ -91,7 +92,7 @@ class PluginHooks:
             if failure is None:
                 return_error = TypeError("a wrapper returned None and not the answer of the hook")
                 self._blame(hook, extension, return_error)
-        except (TreadleError, *NOT_CAUGHT):
+        except TreadleError:
             raise  # raised deliberately, in words for the user
         except BaseException as error:
             if failure is None or failure not in (error, error.__cause__):

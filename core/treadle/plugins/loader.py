@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection, Iterable
 from importlib import metadata
@@ -17,7 +18,10 @@ from treadle.plugins.entries import Entry
 from treadle.plugins.local import module_name
 from treadle.regular_files import import_file
 
-__all__ = ("PluginLoader",)
+__all__ = ("PluginLoader", "steps")
+
+steps = logging.Logger("treadle.plugins.steps", logging.DEBUG)
+"""Says which code of a plugin begins to run, and nothing when it has ended: for who watches a start."""
 
 
 class PluginLoader:
@@ -44,12 +48,15 @@ class PluginLoader:
             if entry.state == "ready":
                 try:
                     if entry.plugin not in self.plugins:
+                        steps.debug("importing %s from %s", entry.id, entry.owner)
                         self.add(entry.plugin, _import(entry))
                     entry.state = "loaded"
                 except (Exception, SystemExit) as error:  # an import may do anything
                     is_load_error = isinstance(error, PluginLoadError)
                     entry.close("broken", str(error) if is_load_error else entry.error_text(error))
                     entry.error = error
+                finally:
+                    steps.debug("")
             if entry.state != "loaded":
                 raise PluginLoadError(
                     f"{entry.id} from {entry.owner} failed to load: {entry.reason}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import traceback
+
 import msgspec
 
 from treadle import errors
 from treadle.errors import EngineError, RequestError, TreadleError
 
-__all__ = ("Failure", "printable")
+__all__ = ("Failure", "is_for_process", "printable")
 
 # Names on the wire become classes through this table only.
 _ERRORS: dict[str, type[TreadleError]] = {name: getattr(errors, name) for name in errors.__all__}
@@ -16,6 +19,16 @@ _ERRORS: dict[str, type[TreadleError]] = {name: getattr(errors, name) for name i
 def printable(text: str) -> str:
     """Return ``text`` with lone surrogates, which UTF-8 cannot carry, as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def is_for_process(error: BaseException) -> bool:
+    """Return whether an exception is for the process, even if a plugin was running: Control-C, and
+    the end that a signal handler of the program asks for. ``sys.exit`` of a plugin is a failure."""
+    if not isinstance(error, SystemExit):
+        return isinstance(error, KeyboardInterrupt)
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    codes = [getattr(handler, "__code__", None) for handler in handlers]
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):

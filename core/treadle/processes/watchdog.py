@@ -20,6 +20,7 @@ __all__ = (
     "MAX_STUCK_THREADS",
     "TIMEOUT_FACTOR",
     "PendingCall",
+    "PluginThreads",
     "WatchdogExecutor",
     "WatchdogThread",
 )
@@ -29,7 +30,8 @@ T = TypeVar("T")
 TIMEOUT_FACTOR = 10
 """A call times out after this many budgets."""
 MAX_STUCK_THREADS = 4
-"""Number of abandoned threads from which no call is made until one of them returns."""
+"""Abandoned threads of one plugin from which no call is made, but one in ``RETRY_SECONDS``."""
+RETRY_SECONDS = 60.0
 
 
 class PendingCall:
@@ -105,7 +107,8 @@ class WatchdogExecutor:
         self.budget = budget
         self._thread: WatchdogThread | None = None
         self._slow_threads: list[WatchdogThread] = []
-        self._num_waiting = 0
+        self.retry_time = 0.0
+        self.num_waiting = 0
         self._wake_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -113,6 +116,11 @@ class WatchdogExecutor:
     def num_stuck(self) -> int:
         """Threads whose call has timed out and has not returned."""
         return sum((call := t.current) is not None and call.abandoned for t in self._slow_threads)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether so many threads are stuck that calls are refused, but for a trial in a while."""
+        return bool(self._slow_threads) and self.num_stuck >= MAX_STUCK_THREADS
 
     def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Return a future of what ``work`` returns or raises.
@@ -122,25 +130,21 @@ class WatchdogExecutor:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        if self._slow_threads and self.num_stuck >= MAX_STUCK_THREADS:
-            future.set_exception(TimeoutError(f"{MAX_STUCK_THREADS} threads are stuck in plugins"))
-            return future
+        if self.is_broken:
+            if monotonic() < self.retry_time:
+                future.set_exception(TimeoutError(f"{self.num_stuck} threads are stuck in it"))
+                return future
+            self.retry_time = monotonic() + RETRY_SECONDS
         if self._thread is None:
             self._thread = WatchdogThread(loop, self._deliver)
         self._thread.calls.append(PendingCall(work, future))
-        self._num_waiting += 1
+        self.num_waiting += 1
         if not self._wake_scheduled:
             self._wake_scheduled = True
             loop.call_soon(self._wake)
         if self._timer is None:
             self._timer = loop.call_later(self.budget, self._check)
         return future
-
-    def discard_stuck(self) -> None:
-        """Stop counting stuck threads, because the code that they run is not used any more."""
-        self._slow_threads = [
-            t for t in self._slow_threads if (call := t.current) is None or not call.abandoned
-        ]
 
     def close(self) -> None:
         """End the thread once its calls have returned. A later call starts another one."""
@@ -159,7 +163,7 @@ class WatchdogExecutor:
         while thread.finished:
             call = thread.finished.popleft()
             if not call.abandoned:
-                self._num_waiting -= 1
+                self.num_waiting -= 1
                 call.complete_future()
         if thread in self._slow_threads and thread.current is None:
             self._slow_threads.remove(thread)
@@ -175,12 +179,13 @@ class WatchdogExecutor:
             if running is None or running.abandoned or now - running.start_time <= max_seconds:
                 continue
             running.abandoned = True
-            self._num_waiting -= 1
+            self.retry_time = now + RETRY_SECONDS
+            self.num_waiting -= 1
             if not running.future.done():
                 running.future.set_exception(
                     TimeoutError(f"a call took longer than {max_seconds:g} s")
                 )
-        self._timer = loop.call_later(self.budget, self._check) if self._num_waiting else None
+        self._timer = loop.call_later(self.budget, self._check) if self.num_waiting else None
 
     def _replace(self, thread: WatchdogThread) -> None:
         """Move the calls after a slow one to a new thread."""
@@ -194,3 +199,21 @@ class WatchdogExecutor:
             except IndexError:  # its call has returned, and it took the last one itself
                 break
         self._thread.wake()
+
+
+class PluginThreads(dict[str, WatchdogExecutor]):
+    """The executors of plugins by name: none waits for another, or pays for one that hangs."""
+
+    def __init__(self, budget: float) -> None:
+        self.budget = budget
+
+    def __missing__(self, plugin: str) -> WatchdogExecutor:
+        self[plugin] = executor = WatchdogExecutor(self.budget)
+        return executor
+
+    def close(self) -> None:
+        """End the idle threads, and forget those that are stuck."""
+        for executor in self.values():
+            if not executor.num_waiting:
+                executor.close()
+        self.clear()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.api.structured_output import SupportsGrammarBatches
-from treadle.plugins.guard import NOT_CAUGHT
+from treadle.processes.failure import is_for_process
 from treadle.structured_output.state import StructuredOutputState
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def fill_bitmasks(rows: Sequence[GrammarRow], bitmask: Tensor, vocab_size: int) 
         try:
             matchers = [rows[index][1].matcher for index in indices]
             results = backend.fill_bitmasks(matchers, bitmask, indices)
-        except NOT_CAUGHT:
-            raise
         except BaseException as error:
+            if is_for_process(error):
+                raise
             log.warning("%s; each row is filled by itself", error)
             single += indices
             continue
@@ -84,8 +84,6 @@ def accept_tokens(rows: Iterable[tuple[StructuredOutputState, int]]) -> None:
         states, tokens = zip(*batch, strict=True)
         try:
             results = backend.accept_tokens([state.matcher for state in states], tokens)
-        except NOT_CAUGHT:
-            raise
         except BaseException as error:  # nobody knows which of them have advanced
             for state in states:
                 state.fail(error)

@@ -10,7 +10,8 @@ import numpy as np
 from treadle.api.structured_output import GrammarMatcher, SupportsGrammarBatches
 from treadle.errors import TreadleError
 from treadle.plugins.boundary import unwrap
-from treadle.plugins.guard import NOT_CAUGHT, strict_error
+from treadle.plugins.guard import strict_error
+from treadle.processes.failure import is_for_process
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,8 +78,6 @@ class StructuredOutputState:
         try:
             self._matcher.fill_bitmask(mask, 0)
             is_accepting = self._matcher.is_accepting
-        except NOT_CAUGHT:
-            raise
         except BaseException as error:
             line.fill(0)
             self.fail(error)
@@ -131,8 +130,6 @@ class StructuredOutputState:
             else:
                 self.error = f"the grammar does not allow token {token}, which its mask allowed"
                 self.error_param, self.has_ended = "structured_outputs", True
-        except NOT_CAUGHT:
-            raise
         except BaseException as error:
             self.fail(error)
 
@@ -144,12 +141,12 @@ class StructuredOutputState:
         try:
             if not is_reasoning(token):
                 self._reasoning, self.batches = None, self._backend
-        except NOT_CAUGHT:
-            raise
         except BaseException as error:
             self._fail("the reasoning before the grammar failed", error)
 
     def _fail(self, context: str, error: BaseException, param: str | None = None) -> None:
+        if is_for_process(error):
+            raise error
         self.error, self.error_param = f"{context}: {reason_of(error)}", param
         self.has_ended = True
         if self._strict:

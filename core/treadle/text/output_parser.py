@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from treadle.api.parsers import Delta, StreamParser, SupportsCallIds, TextDelta, ToolCallDelta
@@ -18,7 +19,7 @@ from treadle.outputs import OutputPart, ReasoningPart, TextPart, ToolCall
 from treadle.plugins.guard import strict_error
 
 if TYPE_CHECKING:
-    from treadle.processes.watchdog import WatchdogExecutor
+    from treadle.processes.watchdog import PluginThreads
     from treadle.text.special_tokens import SpecialTokenFilter
 
 __all__ = ("GuardedParser", "OutputParser", "merge_parts")
@@ -43,8 +44,9 @@ class GuardedParser:
         inline: bool = True,
         strict: bool = False,
         hung: Callable[[str], None] = lambda method: None,
+        plugin: str = "",
     ) -> None:
-        self.label = label
+        self.label, self.plugin = label, plugin
         self.disabled = False
         self.pending = ""
         self.inline = inline
@@ -134,7 +136,7 @@ class OutputParser:
         *,
         max_calls: int | None = None,
         special_tokens: SpecialTokenFilter | None = None,
-        watchdog: WatchdogExecutor | None = None,
+        watchdog: PluginThreads | None = None,
     ) -> None:
         self._special_tokens = special_tokens
         self._reasoning = reasoning
@@ -166,15 +168,23 @@ class OutputParser:
         """
         if self._abandoned:
             return [TextPart(text)] if text else []
-        if self._watchdog is None or all(p.inline or p.disabled for p in self._parsers):
+        watched = [p for p in self._parsers if not (p.inline or p.disabled)]
+        threads = None
+        if self._watchdog is not None and watched:
+            threads = self._watchdog[" ".join(parser.plugin for parser in watched)]
+            if threads.is_broken and monotonic() < threads.retry_time and not self.pending:
+                threads = None
+                for parser in watched:
+                    parser.disable()
+        if threads is None:
             parts = self._take(text, ids, last)
         else:
             unparsed = self.pending + text
             try:
-                parts = await self._watchdog.submit(lambda: self._take(text, ids, last))
+                parts = await threads.submit(lambda: self._take(text, ids, last))
             except TimeoutError:  # the thread may still return, and changes nothing any more
                 self._abandoned = True
-                for parser in [p for p in self._parsers if p.running] or self._parsers:
+                for parser in [p for p in self._parsers if p.running] or watched:
                     parser.disable()
                 return [TextPart(unparsed)] if unparsed else []
         self.has_calls |= any(isinstance(part, ToolCall) for part in parts)

@@ -16,7 +16,7 @@ from treadle.known_plugins import DISTRIBUTIONS
 from treadle.loading.matching import NONE, Decision, decide
 from treadle.plugins.entries import normal
 from treadle.plugins.guard import strict_error
-from treadle.processes.watchdog import WatchdogExecutor
+from treadle.processes.watchdog import PluginThreads
 from treadle.text.output_parser import GuardedParser, OutputParser
 from treadle.text.special_tokens import SpecialTokenFilter
 from treadle.text.tool_choice import to_structured_outputs
@@ -51,9 +51,9 @@ def choose_parser(
     return decide(plugins, PARSER_KINDS[option], traits, getattr(config, option) or NONE)
 
 
-def parser_watchdog(call_stats: PluginCallStats) -> WatchdogExecutor:
+def parser_watchdog(call_stats: PluginCallStats) -> PluginThreads:
     """Return what calls the parsers that do not run on an event loop."""
-    return WatchdogExecutor(max(call_stats.budget(k, "feed") for k in PARSER_KINDS.values()))
+    return PluginThreads(max(call_stats.budget(k, "feed") for k in PARSER_KINDS.values()))
 
 
 class ParserPlugins:
@@ -70,7 +70,7 @@ class ParserPlugins:
         tokenizer: Tokenizer | None,
         keys: Mapping[str, str | None],
         *,
-        watchdog: WatchdogExecutor | None = None,
+        watchdog: PluginThreads | None = None,
         on_failure: Callable[[str], None] = lambda label: None,
     ) -> None:
         """``keys`` holds the parser of each option of ``PARSER_KINDS``."""
@@ -198,6 +198,7 @@ class ParserPlugins:
             partial(self._open, kind, key, **arguments),
             inline=self._is_inline(kind, key),
             strict=self.plugins.switches.strict,
+            plugin=f"{kind.name}:{key}",
             hung=lambda method: self.plugins.guard(kind, key).counter(method).record_failure(),
         )
 
@@ -235,7 +236,7 @@ class ParserPlugins:
         try:
             if self.watchdog is None or self._is_inline(kind, key):
                 return work()
-            return await self.watchdog.submit(work)
+            return await self.watchdog[f"{kind.name}:{key}"].submit(work)
         except TimeoutError as error:
             self.plugins.guard(kind, key).fail(method, error)
         except (RequestError, EngineError):

@@ -33,7 +33,7 @@ LONG_TEXT = 65_536
 """Characters from which a job leaves one thread to others."""
 MAX_PENDING_CHARS = 64 * 2**20
 MAX_SLOW_JOBS = 8
-"""Jobs over their budgets that get threads of their own."""
+"""Jobs of one plugin over their budgets that get threads of their own."""
 CHARS_PER_SECOND = 100_000
 """Characters of a client that are forgotten each second; the budget of a text grows likewise."""
 
@@ -41,11 +41,13 @@ CHARS_PER_SECOND = 100_000
 class _Job(PendingCall):
     """A call on a text; ``cost`` is its characters."""
 
-    __slots__ = ("client", "cost", "timer")
+    __slots__ = ("client", "cost", "guard", "timer")
 
-    def __init__(self, work: Callable[[], Any], cost: float, client: str) -> None:
+    def __init__(
+        self, work: Callable[[], Any], cost: float, client: str, guard: PluginGuard | None
+    ) -> None:
         super().__init__(work, asyncio.get_running_loop().create_future())
-        self.cost, self.client = cost, client
+        self.cost, self.client, self.guard = cost, client, guard
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -92,11 +94,11 @@ class TextPool:
                 f"{len(self._pending)} texts of {chars:.0f} characters wait to be encoded; at most "
                 f"{self._max_jobs} texts and {MAX_PENDING_CHARS} characters may: try again later"
             )
-        job = _Job(work, size, client)
+        job = _Job(work, size, client, guard)
         self._pending.push(job)
         try:
-            if sum(job.future.done() for job in self._slow) >= MAX_SLOW_JOBS:
-                raise TimeoutError(f"{MAX_SLOW_JOBS} threads are stuck in plugins")
+            if sum(j.future.done() and j.guard is guard for j in self._slow) >= MAX_SLOW_JOBS:
+                raise TimeoutError(f"{MAX_SLOW_JOBS} threads are stuck in it")
             self._start_jobs()
             result: T = await job.future
             return result
@@ -140,7 +142,7 @@ class TextPool:
         self._start_jobs()
 
     def _overdue(self, job: _Job, seconds: float) -> None:
-        if len(self._slow) < MAX_SLOW_JOBS:
+        if sum(j.guard is job.guard for j in self._slow) < MAX_SLOW_JOBS:
             self._running.remove(job)
             self._slow.append(job)
             self._start_jobs()

@@ -32,7 +32,9 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
             ):  # a long step: the numbers before it will do
                 context.stats = await context.engine.stats(TIMEOUT_FACTOR)
         stats = context.stats if context.engine.alive else None
-        context.metrics.stuck_threads = context.engine.parser_watchdog.num_stuck
+        context.metrics.stuck_threads = sum(
+            executor.num_stuck for executor in context.engine.parser_watchdog.values()
+        )
         context.metrics.stored_responses = len(context.responses)
         context.metrics.stored_response_bytes = context.responses.num_bytes
         page, media_type = context.metrics.exposition(

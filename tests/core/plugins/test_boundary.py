@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from treadle.api.contracts import attributes, members
+from treadle.api.contracts import attributes, is_protocol, members
 from treadle.api.kinds import CORE_KINDS, TOKENIZERS
 from treadle.api.plugin_kind import PluginKind
 from treadle.config import PluginConfig
+from treadle.errors import TreadleError
 from treadle.plugins import PluginManager
 from treadle.plugins.boundary import wrap
 from treadle.plugins.call_stats import PluginCallStats
@@ -27,6 +28,9 @@ class OneByte:
     def token_bytes(self, id):
         return bytes([id])
 
+    def __getattr__(self, name):
+        return lambda *arguments: None
+
 @impl
 def treadle_tokenizer(mode):
     return OneByte() if mode == "one" else None
@@ -40,6 +44,17 @@ def test_the_fast_path_takes_keyword_arguments(tmp_path: Path) -> None:
     tokenizer: Any = plugins.create_guarded(TOKENIZERS, "one", files=None)
     assert tokenizer.token_bytes(65) == b"A"
     assert tokenizer.token_bytes(id=66) == b"B"
+
+
+@pytest.mark.parametrize("kind", [k for k in CORE_KINDS if k.builds and is_protocol(k.builds)])
+def test_what_is_not_the_protocol_is_refused_when_it_is_built(kind: PluginKind[Any]) -> None:
+    """Not in the first request, or the first step, that needs the missing method."""
+    guard = PluginGuard(Entry(kind.name, "x", "x", "x", "1"), kind, PluginCallStats())
+    for wrong in ("text", object(), None):
+        with pytest.raises(
+            TreadleError, match=f"{kind.name}:x from .* {kind.builds.__name__}, with"
+        ):
+            wrap(wrong, guard)
 
 
 @pytest.mark.parametrize(

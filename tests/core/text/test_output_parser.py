@@ -17,7 +17,7 @@ from treadle.plugins import Entry, PluginManager
 from treadle.plugins.boundary import wrap
 from treadle.plugins.call_stats import PluginCallStats
 from treadle.plugins.guard import PluginGuard
-from treadle.processes.watchdog import WatchdogExecutor
+from treadle.processes.watchdog import PluginThreads
 from treadle.text.chat import run_inline
 from treadle.text.output_parser import GuardedParser, OutputParser
 from treadle.text.parser_plugins import ParserPlugins
@@ -122,7 +122,7 @@ class WatchedEcho(Echo):
 )
 async def test_where_a_parser_runs(kind: type[Echo], default: bool, inline: list[bool]) -> None:
     threads: list[int] = []
-    watchdog = WatchdogExecutor(1.0)
+    watchdog = PluginThreads(1.0)
     watched = guarded(kind(threads), inline=default)
     parser = OutputParser(None, watched, watchdog=watchdog)
     parts = [*await parser.parse("a", (), last=False), *await parser.parse("b", (), last=True)]

@@ -1,0 +1,94 @@
+"""What code of plugins runs while a process starts: it may hang, or end the process.
+
+The plugin manager logs each step to a logger of its own. The monitor is a handler of that logger, in the
+server and in its children: it tells after a second what is waited for, ends a process in which a step
+takes too long, and keeps the words of the step in a file, which the parent reads when the child has died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from treadle.plugins.loader import steps
+
+__all__ = ("LoadMonitor", "last_step", "steps_folder")
+
+log = logging.getLogger("treadle.plugins")
+
+NOTICE_SECONDS = 1.0
+LIMIT_SECONDS = 120.0
+"""How long an import, or the first call of a hook, may take. Imports read a disk that may be cold."""
+
+
+class LoadMonitor(logging.Handler):
+    """Watches the imports and the first calls of hooks in this process until it is closed."""
+
+    def __init__(self, folder: Path, limit: float = LIMIT_SECONDS) -> None:
+        """``folder`` is where the words of the step are kept, in a file with the number of the process."""
+        super().__init__()
+        self._file, self._limit = folder / str(os.getpid()), limit
+        self._timers: dict[int, list[threading.Timer]] = {}
+        self._seen: set[str] = set()
+
+    def start(self) -> None:
+        faulthandler.enable()
+        for handler in [handler for handler in steps.handlers if isinstance(handler, LoadMonitor)]:
+            handler.close()
+        steps.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text, thread = record.getMessage(), record.thread or 0
+        for timer in self._timers.pop(thread, ()):
+            timer.cancel()
+        if text and text in self._seen:  # a hook that each request calls has a watchdog
+            return
+        with contextlib.suppress(OSError):
+            self._file.write_text(text)
+        if not text:
+            return
+        self._seen.add(text)
+        words = "%s takes more than a second", text
+        timers = [
+            threading.Timer(NOTICE_SECONDS, log.warning, words),
+            threading.Timer(self._limit, self._end, (text,)),
+        ]
+        self._timers[thread] = timers
+        for timer in timers:
+            timer.daemon = True
+            timer.start()
+
+    def close(self) -> None:
+        steps.removeHandler(self)
+        for timers in self._timers.values():
+            for timer in timers:
+                timer.cancel()
+        self._timers.clear()
+        self._file.unlink(missing_ok=True)
+        super().close()
+
+    def _end(self, text: str) -> None:
+        log.error("%s has not ended in %g s; this process ends, and was here:", text, self._limit)
+        faulthandler.dump_traceback(sys.__stderr__ or 2)
+        os._exit(1)
+
+
+def last_step(folder: Path) -> str:
+    """Return what the processes that have died were doing; empty if it was nothing of a plugin."""
+    texts = []
+    for file in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if not Path(f"/proc/{file.name}").exists() and (text := file.read_text()):
+                texts.append(text)
+    return " and ".join(texts)
+
+
+def steps_folder() -> Path:
+    """Make a folder for the files of a server and its children, which only this user can read."""
+    return Path(tempfile.mkdtemp(prefix="treadle-steps-"))
