@@ -14,7 +14,7 @@ CORE = ROOT / "core/treadle"
 FLOORS = (
     ("errors",),
     ("option_names", "compat"),
-    ("config", "outputs", "known_plugins", "regular_files", "plugin_lock"),
+    ("config", "outputs", "known_plugins", "regular_files", "plugin_lock", "plugin_metadata"),
     ("processes",),
     ("api",),
     ("plugins",),

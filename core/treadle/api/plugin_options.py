@@ -7,6 +7,7 @@ fields with their types; without a declaration they receive what the user wrote.
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -52,8 +53,11 @@ def check_options(
         return dict(given)
     unknown = sorted(set(given) - set(struct.__struct_encode_fields__))
     if unknown:
-        known = ", ".join(struct.__struct_encode_fields__) or "none"
-        raise ConfigError(f"{kind}:{key} has no option {unknown[0]!r}; its options: {known}")
+        known = struct.__struct_encode_fields__
+        nearest = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        names = ", ".join(known) or "none"
+        raise ConfigError(f"{kind}:{key} has no option {unknown[0]!r}; its options: {names}{hint}")
     try:
         return msgspec.structs.asdict(msgspec.convert(given, struct, strict=False))
     except msgspec.ValidationError as error:

@@ -15,6 +15,7 @@ from typing import Literal
 from packaging.utils import canonicalize_name as normal
 
 from treadle.api.plugin_kind import FALLBACK, OVERRIDES, PluginKind, parse_group
+from treadle.plugin_metadata import entry_points, identity
 
 __all__ = ("Entry", "State", "check_kind", "normal", "scan")
 
@@ -96,11 +97,13 @@ def scan() -> Iterator[Entry]:
     """Yield every key declared by an installed distribution. Imports no plugin."""
     seen: set[str] = set()
     for dist in metadata.distributions():
-        points = [p for p in dist.entry_points if parse_group(p.group)]
+        points = [p for p in entry_points(dist) if parse_group(p.group)]
         if not points:
             continue
-        name, version = (about := dist.metadata)["Name"], about["Version"]  # parsed by each access
-        if normal(name) in seen or metadata.version(name) != version:
+        name, version = identity(dist)
+        if version and (
+            normal(name) in seen or identity(metadata.distribution(name))[1] != version
+        ):
             continue  # an earlier folder on sys.path holds another version: that one is imported
         seen.add(normal(name))
         for point in sorted(points, key=lambda p: (p.group, p.name)):
@@ -108,7 +111,10 @@ def scan() -> Iterator[Entry]:
             key, override = point.name, kind == OVERRIDES
             if override:
                 kind, _, key = point.name.partition(".")
-            yield Entry(kind, key, point.value, name, version, override, generation=generation)
+            entry = Entry(kind, key, point.value, name, version, override, generation=generation)
+            if not version:
+                entry.close("broken", "its metadata lack a Name or Version; install it again")
+            yield entry
 
 
 def check_kind(entry: Entry, kinds: Mapping[str, PluginKind[object]]) -> None:

@@ -13,6 +13,7 @@ from treadle.api.kinds import CORE_KINDS
 from treadle.api.plugin_kind import DECLARATIONS, PluginKind
 from treadle.errors import ConfigError
 from treadle.known_plugins import may_import
+from treadle.plugin_metadata import entry_points, identity
 
 __all__ = ("check_known", "installed_kinds")
 
@@ -23,9 +24,9 @@ log = logging.getLogger("treadle.plugins")
 def installed_kinds() -> Mapping[str, PluginKind[Any]]:
     """Return every kind by name: the core's, then those of other installed distributions."""
     kinds = {kind.name: kind for kind in CORE_KINDS}
-    points = metadata.entry_points(group=DECLARATIONS)
-    allowed = (p for p in points if p.dist is None or may_import(p.dist.name))
-    for point in sorted(allowed, key=lambda p: p.name):
+    dists = (dist for dist in metadata.distributions() if may_import(identity(dist)[0]))
+    points = {p.name: p for dist in dists for p in entry_points(dist) if p.group == DECLARATIONS}
+    for _, point in sorted(points.items()):
         try:
             kind = point.load()
         except Exception as error:  # another distribution's module may raise anything

@@ -171,6 +171,12 @@ class PluginRegistry:
         entries = [e for e in entries if e.override] or entries
         if len(entries) == 1:
             return entries[0]
+        if known := [e for e in entries if normal(e.dist) == DISTRIBUTION_OF_KEY.get(e.id)]:
+            # Whoever claims a key of treadle's must not take it from users who asked for nothing.
+            others = ", ".join(sorted(e.owner for e in entries if e not in known))
+            text = "%s is provided by %s, and also by %s; --pin-plugin %s=DIST chooses another"
+            log.warning(text, known[0].id, known[0].owner, others, known[0].id)
+            return known[0]
         if entries:
             owners = ", ".join(sorted(e.owner for e in entries))
             raise PluginConflictError(

@@ -6,6 +6,7 @@ Runs in the API process too, so nothing here imports torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from treadle.config import EngineConfig, ModelConfig, PluginConfig, config_secti
 from treadle.errors import (
     CheckpointError,
     ConfigError,
+    PluginError,
     PluginNotFoundError,
     RequestError,
     TreadleError,
@@ -148,6 +150,9 @@ def open_plugins(config: EngineConfig) -> PluginManager:
                     plugins.choose(kind.name, key)
                 except TreadleError as error:
                     raise type(error)(f"{kind.option} is {key!r}: {error}") from error
+    for name in plugins.config.plugin_options:
+        with suppress(PluginError):  # what is not used may be broken
+            plugins.options(*name.split(":", 1))
     return plugins
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from treadle.api.kinds import LOGITS_PROCESSORS, QUANTIZATION, STAT_LOGGERS
+from treadle.config import from_options
 from treadle.errors import ConfigError, PluginLoadError
+from treadle.text.assets import open_plugins
 
 STRUCT = """
     from typing import Annotated
@@ -116,3 +118,32 @@ def test_many_plugins_get_their_own_options_in_list_order(site):
         ["s"],
         [],
     )
+
+
+@pytest.mark.parametrize("key", ["renderers:jinja", "renderers:demo"])
+def test_wrong_options_stop_the_start_whether_the_plugin_is_used_or_not(key, tmp_path):
+    """Before a model is read: there is none."""
+    (tmp_path / "demo.py").write_text(RENDERER)
+    options = {key: {"chat_templat": "x"}}
+    config = from_options(
+        model="nowhere", plugin_file=[str(tmp_path / "demo.py")], plugin_options=options
+    )
+    with pytest.raises(ConfigError, match="did you mean 'chat_template'"):
+        open_plugins(config)
+
+
+RENDERER = """
+import msgspec
+from treadle.api import impl
+
+TREADLE = {"renderers": ["demo"]}
+
+class Options(msgspec.Struct, frozen=True):
+    chat_template: str = ""
+
+TREADLE_OPTIONS = {"renderers:demo": Options}
+
+@impl
+def treadle_renderer(mode):
+    return None
+"""

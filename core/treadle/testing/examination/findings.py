@@ -19,7 +19,16 @@ from treadle.errors import PluginConflictError, PluginNotFoundError
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, normal
 
-__all__ = ("CODES", "Code", "Finding", "distribution_findings", "editable_folder", "entry_findings")
+__all__ = (
+    "CODES",
+    "Code",
+    "Finding",
+    "distribution_findings",
+    "editable_folder",
+    "entry_findings",
+    "loses_to",
+    "requirement_findings",
+)
 
 Code = Literal[
     "conflict",
@@ -81,11 +90,23 @@ def entry_findings(plugins: PluginManager, entry: Entry) -> Iterator[Finding]:
     if not entry.usable or plugins.kinds[entry.kind].mode == "always":
         return
     try:
-        plugins.choose(entry.kind, entry.key)
+        owner = plugins.choose(entry.kind, entry.key)
+        if loses_to(entry, owner, plugins):
+            yield Finding(
+                "conflict",
+                f"{owner.owner} provides {entry.id}, and is used; --pin-plugin "
+                f"{entry.id}={entry.dist} uses this one",
+            )
     except PluginConflictError as error:
         yield Finding("conflict", str(error))
     except PluginNotFoundError as error:
         yield Finding("pin", str(error))
+
+
+def loses_to(entry: Entry, owner: Entry, plugins: PluginManager) -> bool:
+    """Return whether an entry claims a key that its owner keeps without a decision of the user."""
+    is_decided = owner.override or entry.override or entry.id in plugins.switches.pins
+    return owner is not entry and not is_decided
 
 
 def requirement_findings(dist: str) -> Iterator[Finding]:
@@ -94,7 +115,7 @@ def requirement_findings(dist: str) -> Iterator[Finding]:
 
     try:
         requirements = metadata.requires(dist) or []
-    except metadata.PackageNotFoundError:
+    except (metadata.PackageNotFoundError, UnicodeDecodeError):
         return  # a local file, or made for a test
     for text in requirements:
         try:

@@ -10,7 +10,7 @@ import msgspec
 from treadle.errors import PluginConflictError, PluginNotFoundError
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, normal
-from treadle.testing.examination.findings import editable_folder
+from treadle.testing.examination.findings import editable_folder, loses_to, requirement_findings
 
 __all__ = ("Row", "editable", "rows", "unmet_requirement")
 
@@ -33,19 +33,27 @@ def rows(plugins: PluginManager, kind: str | None = None) -> Iterator[Row]:
         plugins.kind(kind)
     order = {name: position for position, name in enumerate(plugins.kinds)}
     dist_notes: dict[str, list[str]] = {}
+    unmet_dists: set[str] = set()
     for entry in sorted(
         plugins.entries, key=lambda e: (order.get(e.kind, len(order)), e.kind, e.key, e.dist)
     ):
         if kind in (None, entry.kind):
             if entry.dist not in dist_notes:
-                dist_notes[entry.dist] = [
-                    n for n in (unmet_requirement(entry.dist), editable(entry.dist)) if n
+                missing = [
+                    finding.text
+                    for finding in requirement_findings(entry.dist)
+                    if finding.code == "dependency"
                 ]
+                if missing:
+                    unmet_dists.add(entry.dist)
+                notes = [*missing, unmet_requirement(entry.dist), editable(entry.dist)]
+                dist_notes[entry.dist] = [n for n in notes if n]
             notes = [entry.reason, *_owner_notes(plugins, entry), *dist_notes[entry.dist]]
             note = "; ".join(n for n in notes if n)
-            yield Row(
-                entry.kind, entry.key, entry.dist, entry.version, entry.state, note, entry.target
-            )
+            state = entry.state
+            if state == "ready" and entry.dist in unmet_dists:
+                state = "broken"
+            yield Row(entry.kind, entry.key, entry.dist, entry.version, state, note, entry.target)
 
 
 def _owner_notes(plugins: PluginManager, entry: Entry) -> Iterator[str]:
@@ -63,7 +71,9 @@ def _owner_notes(plugins: PluginManager, entry: Entry) -> Iterator[str]:
     except PluginNotFoundError:
         yield "the key is pinned to a distribution that is not installed"
     else:
-        if owner is not entry:
+        if loses_to(entry, owner, plugins):
+            yield f"conflict: {owner.dist} is used; --pin-plugin {entry.id}={entry.dist} uses this one"
+        elif owner is not entry:
             yield f"replaced by {owner.dist}"
         elif entry.id in plugins.switches.pins:
             yield "pinned"
@@ -75,7 +85,7 @@ def unmet_requirement(dist: str) -> str:
 
     try:
         requirements, core_version = metadata.requires(dist) or [], metadata.version("treadle-core")
-    except metadata.PackageNotFoundError:
+    except (metadata.PackageNotFoundError, UnicodeDecodeError):
         return ""
     for text in requirements:
         try:
