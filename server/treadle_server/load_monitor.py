@@ -16,7 +16,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from treadle.plugins.loader import steps
+from treadle.processes.logs import steps
 
 __all__ = ("LoadMonitor", "last_step", "steps_folder")
 

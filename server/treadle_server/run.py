@@ -17,7 +17,7 @@ from litestar.concurrency import set_asyncio_executor
 
 from treadle.config import EngineConfig
 from treadle.errors import EngineDeadError, PluginLoadError
-from treadle.plugins.loader import steps
+from treadle.processes.logs import steps
 from treadle_server.banner import banner
 from treadle_server.batches.storage import check_files_dir
 from treadle_server.config import ServerConfig

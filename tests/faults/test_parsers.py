@@ -162,10 +162,8 @@ async def test_the_text_is_delivered(kind: str, method: str, failure: str, tmp_p
     assert plain.headers["x-treadle-parser-error"] == f"{option}=faulty"
     assert f": parser-error {option}=faulty" in streamed.text
     assert f'treadle_parser_failures_total{{parser="{option}=faulty"}} 2.0' in page
-    # Whatever a hook returns is called; nothing is called if it returned nothing.
-    counted = (
-        method if method != "hook" else "feed" if failure == "number" else f"treadle_{kind[:-1]}"
-    )
+    # What is no parser is a failure of the hook, and nothing of it is called.
+    counted = method if method != "hook" else f"treadle_{kind[:-1]}"
     failed = errors(page, f"{kind}:faulty")[counted]
     # The hook is also called for the tags, by both requests if they come at once.
     assert failed == 2 if counted == method else 2 <= failed <= 4

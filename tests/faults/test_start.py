@@ -173,10 +173,20 @@ WRONG = [
     ("tokenizers", "special_token_ids", "None", "'NoneType' object is not iterable"),
     ("tokenizers", "chat_template", "False", "it returned False; a str or None was expected"),
     ("models", "build", "None", "built a NoneType"),
-    ("quantization", "linear_method", "text", "'str' object has no attribute 'create_weights'"),
+    (
+        "quantization",
+        "linear_method",
+        "text",
+        "it returned 'odd'; LinearMethod, with create_weights",
+    ),
     ("quantization", "kv_cache_dtype", "False", "it returned False; a str or None was expected"),
     ("quantization", "rename", "False", "it returned False; a str or None was expected"),
-    ("attention_backends", "create", "None", "'NoneType' object has no attribute 'kv_cache_shape'"),
+    (
+        "attention_backends",
+        "create",
+        "None",
+        "it returned None; AttentionBackend, with kv_cache_shape",
+    ),
     (
         "attention_backends",
         "kv_cache_shape",

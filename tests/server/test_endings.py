@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from treadle.plugins.loader import steps
+from treadle.processes.logs import steps
 from treadle_server.load_monitor import LoadMonitor, last_step
 
 MONITOR = """

@@ -24,7 +24,7 @@ from treadle.errors import (
 )
 from treadle.loading.matching import choose_executor
 from treadle.plugins import PluginManager
-from treadle.plugins.guard import strict_error
+from treadle.processes.failure import strict_error
 from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.sequence import SequenceState
 from treadle.scheduler.step_pace import StepPace

@@ -19,6 +19,7 @@ from treadle.api import types
 from treadle.api.contracts import FUNCTION, Member, attributes, implements, is_protocol, members
 from treadle.api.plugin_kind import MethodRules
 from treadle.api.result_checks import BY_ANNOTATION, unexpected
+from treadle.errors import PluginLoadError
 from treadle.plugins.guard import PluginGuard
 
 __all__ = ("unwrap", "wrap")
@@ -41,7 +42,7 @@ def wrap(instance: Any, guard: PluginGuard, *, contract: str = "", label: str = 
     try:
         return _Boundary(guard, label or kind.hook).wrap(instance, contract or kind.builds.__name__)
     except TypeError as error:
-        guard.fail(kind.hook, error)
+        guard.fail(kind.hook, error, error_class=PluginLoadError)
 
 
 def unwrap(instance: Any) -> Any:
@@ -118,9 +119,9 @@ class _Boundary(NamedTuple):
         return value
 
     def _object(self, instance: Any, contract: type) -> _Guarded:
-        methods = (m.name for m in members(contract) if not m.is_property)
-        if missing := [n for n in methods if not callable(getattr(instance, n, None))]:
-            raise unexpected(instance, f"{contract.__name__}, with {', '.join(missing)},")
+        methods = [m.name for m in members(contract) if not m.is_property]
+        if methods and not any(callable(getattr(instance, name, None)) for name in methods):
+            raise unexpected(instance, f"{contract.__name__}, with {', '.join(methods)},")
         optional = (c for c in self.guard.kind.optional if implements(instance, c))
         contracts = (contract, *optional)
         guarded = _class_of(contracts, type(instance).__name__)()
@@ -134,7 +135,9 @@ class _Boundary(NamedTuple):
         """Return the guarded method, or the getter of the guarded property."""
         name = member.name
         rules = self.guard.kind.methods.get(member.key, DEFAULT_RULES)
-        call = (lambda: getattr(instance, name)) if member.is_property else getattr(instance, name)
+        call = None if member.is_property else getattr(instance, name, None)
+        if call is None:
+            call = _getter(instance, name, member.is_property)
         return _guarded_call(self.guard, call, name, rules, self._check(member, rules))
 
     def _check(self, member: Member, rules: MethodRules) -> Call | None:
@@ -183,9 +186,9 @@ def _guarded_call(
     count_call = guard.counter(name).record_success
 
     def counted(*arguments: Any, **named: Any) -> Any:
-        if guard.retry_time and guard.is_open:
-            return None
         start_time = perf_counter()
+        if start_time < guard.retry_time:
+            return None
         try:
             value = call(*arguments, **named)
             if check is not None:
@@ -217,3 +220,10 @@ def _guarded_function(guard: PluginGuard, function: Call, label: str) -> Call:
         return value
 
     return guarded
+
+
+def _getter(instance: Any, name: str, is_property: bool) -> Call:
+    """Return a function that reads a property, or that fails as a call of a missing method does."""
+    if is_property:
+        return lambda: getattr(instance, name)
+    return lambda *arguments, **named: getattr(instance, name)(*arguments, **named)

@@ -8,27 +8,22 @@ step.
 from __future__ import annotations
 
 import logging
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any, NoReturn
 
 from treadle.api.plugin_kind import MethodRules, PluginKind
-from treadle.errors import EngineError, PluginError, TreadleError
+from treadle.errors import PluginError, TreadleError
 from treadle.plugins.call_stats import CallCounter, PluginCallStats
 from treadle.plugins.entries import Entry
-from treadle.processes.failure import is_for_process
+from treadle.processes.failure import is_for_process, strict_error
+from treadle.processes.watchdog import RETRY_SECONDS
 
-__all__ = ("MAX_CONSECUTIVE_FAILURES", "PluginGuard", "strict_error")
+__all__ = ("MAX_CONSECUTIVE_FAILURES", "PluginGuard")
 
 log = logging.getLogger("treadle.plugins")
 
 MAX_CONSECUTIVE_FAILURES = 3
 """Consecutive failures after which a plugin that fails alone is called once in ``RETRY_SECONDS``."""
-RETRY_SECONDS = 60.0
-
-
-def strict_error(error: object) -> EngineError:
-    """Return the error that a failure with the words of ``error`` is in strict mode."""
-    return EngineError(f"{error} (plugin_strict makes it fatal)")
 
 
 class PluginGuard:
@@ -53,11 +48,6 @@ class PluginGuard:
         self.retry_time = 0.0
         self._stats = stats
         self._is_fatal = is_strict and kind.failure == "request"
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the plugin is left out now."""
-        return monotonic() < self.retry_time
 
     def counter(self, method: str) -> CallCounter:
         """Return the counter of a hook or method."""
@@ -128,7 +118,7 @@ class PluginGuard:
         self.strikes += 1
         log.warning("%s; treadle goes on without it", text, exc_info=error)
         if self.strikes >= MAX_CONSECUTIVE_FAILURES:
-            self.retry_time = monotonic() + RETRY_SECONDS
+            self.retry_time = perf_counter() + RETRY_SECONDS
             entry.reason = f"failed {self.strikes} times in a row: {error}"
             if entry.state != "broken":
                 log.error("%s is not called for %g s", entry.id, RETRY_SECONDS)

@@ -16,7 +16,8 @@ import pluggy
 
 from treadle.errors import PluginLoadError, TreadleError
 from treadle.plugins.guard import PluginGuard
-from treadle.plugins.loader import PluginLoader, steps
+from treadle.plugins.loader import PluginLoader
+from treadle.processes.logs import steps
 
 __all__ = ("PluginHooks",)
 
@@ -48,7 +49,7 @@ class PluginHooks:
         caller: pluggy.HookCaller = getattr(self._pm.hook, hook)
         for impl in caller.get_hookimpls():  # the outermost is the last
             extension = self._extensions.get(id(impl.plugin)) if impl.wrapper else None
-            if extension is not None and not extension.is_open:
+            if extension is not None and perf_counter() >= extension.retry_time:
                 impl_arguments = [arguments[name] for name in impl.argnames]
                 call = partial(
                     self._wrapped, hook, extension, partial(impl.function, *impl_arguments), call

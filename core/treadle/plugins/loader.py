@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Collection, Iterable
 from importlib import metadata
@@ -16,12 +15,10 @@ from treadle.api.plugin_options import declared_options
 from treadle.errors import PluginLoadError
 from treadle.plugins.entries import Entry
 from treadle.plugins.local import module_name
+from treadle.processes.logs import steps
 from treadle.regular_files import import_file
 
-__all__ = ("PluginLoader", "steps")
-
-steps = logging.Logger("treadle.plugins.steps", logging.DEBUG)
-"""Says which code of a plugin begins to run, and nothing when it has ended: for who watches a start."""
+__all__ = ("PluginLoader",)
 
 
 class PluginLoader:

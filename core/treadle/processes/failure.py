@@ -10,7 +10,7 @@ import msgspec
 from treadle import errors
 from treadle.errors import EngineError, RequestError, TreadleError
 
-__all__ = ("Failure", "is_for_process", "printable")
+__all__ = ("Failure", "is_for_process", "printable", "strict_error")
 
 # Names on the wire become classes through this table only.
 _ERRORS: dict[str, type[TreadleError]] = {name: getattr(errors, name) for name in errors.__all__}
@@ -29,6 +29,11 @@ def is_for_process(error: BaseException) -> bool:
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     codes = [getattr(handler, "__code__", None) for handler in handlers]
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def strict_error(error: object) -> EngineError:
+    """Return the error that a failure with the words of ``error`` is in strict mode."""
+    return EngineError(f"{error} (plugin_strict makes it fatal)")
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):

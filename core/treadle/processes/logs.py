@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import re
 
-__all__ = ("LogSetup", "RecordFormatter", "start_logging")
+__all__ = ("LogSetup", "RecordFormatter", "start_logging", "steps")
 
 MAX_MESSAGE = 4096
 """Characters of a message that are logged."""
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+steps = logging.Logger("treadle.plugins.steps", logging.DEBUG)
+"""Says which code of a plugin begins to run, and nothing when it has ended: for who watches a start."""
 
 
 class RecordFormatter(logging.Formatter):

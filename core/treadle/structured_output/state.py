@@ -10,8 +10,7 @@ import numpy as np
 from treadle.api.structured_output import GrammarMatcher, SupportsGrammarBatches
 from treadle.errors import TreadleError
 from treadle.plugins.boundary import unwrap
-from treadle.plugins.guard import strict_error
-from treadle.processes.failure import is_for_process
+from treadle.processes.failure import is_for_process, strict_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.api.parsers import Delta, StreamParser, SupportsCallIds, TextDelta, ToolCallDelta
 from treadle.errors import EngineError, PluginLoadError, TreadleError
 from treadle.outputs import OutputPart, ReasoningPart, TextPart, ToolCall
-from treadle.plugins.guard import strict_error
+from treadle.processes.failure import strict_error
 
 if TYPE_CHECKING:
     from treadle.processes.watchdog import PluginThreads

@@ -15,7 +15,7 @@ from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleEr
 from treadle.known_plugins import DISTRIBUTIONS
 from treadle.loading.matching import NONE, Decision, decide
 from treadle.plugins.entries import normal
-from treadle.plugins.guard import strict_error
+from treadle.processes.failure import strict_error
 from treadle.processes.watchdog import PluginThreads
 from treadle.text.output_parser import GuardedParser, OutputParser
 from treadle.text.special_tokens import SpecialTokenFilter

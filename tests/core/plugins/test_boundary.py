@@ -50,7 +50,7 @@ def test_the_fast_path_takes_keyword_arguments(tmp_path: Path) -> None:
 def test_what_is_not_the_protocol_is_refused_when_it_is_built(kind: PluginKind[Any]) -> None:
     """Not in the first request, or the first step, that needs the missing method."""
     guard = PluginGuard(Entry(kind.name, "x", "x", "x", "1"), kind, PluginCallStats())
-    for wrong in ("text", object(), None):
+    for wrong in (object(), None, 5):
         with pytest.raises(
             TreadleError, match=f"{kind.name}:x from .* {kind.builds.__name__}, with"
         ):
