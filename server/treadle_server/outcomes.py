@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from treadle.processes.watchdog import WatchdogExecutor
 
-__all__ = ("MAX_FAILURES", "NUM_REQUESTS", "CallOutcomes", "RequestOutcomes")
+__all__ = ("MAX_FAILURES", "NUM_REQUESTS", "CallOutcomes", "RequestOutcomes", "hanging")
 
 MAX_FAILURES = 3
 """Failures of one method of a plugin, without a success between them, from which it counts as broken."""
@@ -16,6 +16,16 @@ NUM_REQUESTS = 16
 """So many requests in a row have failed when the server is no longer sent any."""
 MEMORY_SECONDS = 60.0
 """A failure is forgotten after this time: who sends no requests could not see a recovery."""
+
+
+def hanging(threads: Mapping[str, WatchdogExecutor]) -> dict[str, str]:
+    """Return the plugins whose calls are refused because so many do not return, with the reason."""
+    return {
+        name: f"{executor.num_stuck} of its calls do not return; it is tried once in a minute"
+        for key, executor in threads.items()
+        if executor.is_broken
+        for name in key.split()
+    }
 
 
 class RequestOutcomes:
@@ -59,9 +69,7 @@ class CallOutcomes:
         for process, process_rows in rows.items():
             for plugin, method, outcome, count in process_rows:
                 (bad if outcome == "error" else good)[process, plugin, method] += count
-        names = {
-            name for key, executor in threads.items() if executor.is_broken for name in key.split()
-        }
+        names = set(hanging(threads))
         for call, count in bad.items():
             if good[call] != self._good.get(call, 0) or call not in self._bad:
                 self._good[call] = good[call]

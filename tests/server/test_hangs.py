@@ -170,6 +170,25 @@ async def test_threads_that_are_lost_are_bounded(plugins: PluginManager) -> None
         assert "x-treadle-parser-error" not in (await server.chat(tools=TOOLS)).headers
 
 
+async def test_the_list_says_which_parser_hangs(plugins: PluginManager) -> None:
+    """As long as its calls do not return, and why."""
+
+    async def state(server: Server) -> tuple[str, str]:
+        rows = (await server.client.get("/plugins")).json()["data"]
+        return next((r["state"], r["note"]) for r in rows if r["id"] == "tool_parsers:feed")
+
+    async with serving(ScriptedEngine(["!"], plugins=plugins), tool_call_parser="feed") as server:
+        for _ in range(MAX_STUCK_THREADS):
+            assert (await state(server))[0] != "broken"
+            await server.chat(tools=TOOLS)
+        reason = f"{MAX_STUCK_THREADS} of its calls do not return; it is tried once in a minute"
+        assert await state(server) == ("broken", reason)
+        report(plugins)
+        threads = server.context.engine.parser_watchdog["tool_parsers:feed"]
+        await until(lambda: not threads.is_broken)
+        assert (await state(server))[0] == "loaded"
+
+
 async def test_a_parser_that_hangs_leaves_others_alone(plugins: PluginManager) -> None:
     """Neither the parsers of others nor treadle's own, however many of its calls are stuck."""
     engine = ScriptedEngine(["!"], plugins=plugins)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 import msgspec
@@ -25,6 +26,7 @@ from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
 from treadle_server.keys import Keys
 from treadle_server.openapi import CONFLICT, error_responses
+from treadle_server.outcomes import hanging
 from treadle_server.plugin_reload import RELOADABLE, ReloadResult
 from treadle_server.reload import reload
 
@@ -48,8 +50,10 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         # The metadata of every distribution is read: not on the event loop.
         row_list: list[Row] = await asyncio.to_thread(lambda: list(rows(context.engine.plugins)))
         states = context.stats.plugin_states if context.stats is not None else {}
+        hangs = hanging(context.engine.parser_watchdog)
         return PluginList(
-            system_fingerprint=context.fingerprint, data=[describe(row, states) for row in row_list]
+            system_fingerprint=context.fingerprint,
+            data=[describe(row, states, hangs) for row in row_list],
         )
 
     @post(
@@ -90,15 +94,20 @@ def check_admin(context: ServerContext, admins: Keys, headers: Mapping[bytes, by
     raise APIError(401, hint, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
-def describe(row: Row, states: dict[str, str]) -> dict[str, str]:
+def describe(
+    row: Row, states: Mapping[str, str], hangs: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
     """Return a row with its id and its state, without paths of this machine.
 
     The state is that of the server's process for kinds that can be reloaded, and of the engine's for
-    all others. A plugin that is broken in either is broken.
+    all others. A plugin that is broken in either is broken, and so is one of ``hangs``, which holds the
+    reason.
     """
     fields = msgspec.structs.asdict(row)
     del fields["target"]
     id, state = f"{row.kind}:{row.key}", row.state
     if state != "broken" and (row.kind not in RELOADABLE or state == "ready"):
         state = states.get(id, state)
+    if id in hangs and state == "loaded":
+        return {"id": id, **fields, "state": "broken", "note": hangs[id]}
     return {"id": id, **fields, "state": state}
