@@ -54,7 +54,9 @@ class SampleRows:
     slots_cpu: list[int]
     logits: Tensor  # [sampled, vocab]
     slots: Tensor  # int64 [sampled]
-    positions: Tensor  # int64 [sampled], of the token that the logits follow
+    positions: (
+        Tensor  # int64 [sampled], index of the new token in its sequence; if captured, of the last
+    )
     raw: Tensor | None = None
     """The model's logits, if logits processors have edited ``logits``; else ``None``."""
     captured: CapturedForward | None = None
@@ -207,7 +209,7 @@ class ModelRunner:
         output = self._sampler.sample(
             rows.logits,
             rows.slots,
-            rows.positions + 1,
+            rows.positions if rows.captured is None else rows.positions + 1,
             rows.slots_cpu,
             bitmask=bitmask,
             bitmask_rows=bitmask_rows,

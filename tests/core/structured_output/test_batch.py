@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from treadle.api.sampling_params import StructuredOutputsParams
+from treadle.sampling.sampler import Sampler
 from treadle.structured_output.batch import accept_tokens, fill_bitmasks
 from treadle.structured_output.state import StructuredOutputState
+from treadle_structured_output_kit.llguidance import LLGuidanceCompiler
 
 VOCAB = 64
 ROOM = VOCAB // 32 + 1
@@ -156,3 +160,52 @@ def test_what_the_request_says_holds_in_a_batch() -> None:
     assert bitmask[:, :2].tolist() == [[1 << 3, 0], [0, 0], [0, 0]]
     assert ends.error is None, "the output is not complete, so that it may not end"
     assert forbids.error_param == "bad_words" and allows.error_param == "allowed_token_ids"
+
+
+@pytest.mark.fault("structured_output", "fill_bitmasks", "accept_tokens")
+@pytest.mark.parametrize("failure", ["raises", "lies"])
+@pytest.mark.parametrize("method", ["fill_bitmasks", "accept_tokens"])
+def test_calls_of_a_plugin_are_guarded(
+    engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, method: str, failure: str
+) -> None:
+    def faulty(self: Any, matchers: Any, *_: Any) -> Any:
+        if failure == "raises":
+            raise RuntimeError("odd")
+        return [True]
+
+    monkeypatch.setattr(LLGuidanceCompiler, method, faulty)
+    driven = engine()
+    for name in ("one", "two"):
+        regex = StructuredOutputsParams(regex="[ab]{4}", backend="llguidance")
+        driven.add(name, regex, max_tokens=9)
+    driven.add("plain", max_tokens=5, ignore_eos=True)
+    ends = [driven.until(name) for name in ("one", "two", "plain")]
+    reasons = [end.finish_reason for end in ends]
+    calls = driven.core.stats.plugin_calls
+    assert any(method in row and "error" in row for row in map(str, calls)), calls
+    if method == "fill_bitmasks":
+        assert reasons == ["stop", "stop", "length"], "the matchers can do it"
+    else:
+        assert reasons == ["error", "error", "length"]
+        words = rf"the grammar failed: structured_output:llguidance .*{method}.*"
+        assert re.match(words, str(ends[0].error)), ends[0].error
+
+
+def test_a_token_is_drawn_for_its_own_position(
+    engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random numbers depend on it: in a graph and beside it they must be the same."""
+    positions: list[int] = []
+    sample = Sampler.sample
+
+    def spy(
+        self: Sampler, logits: Any, slots: Any, given: torch.Tensor, *more: Any, **named: Any
+    ) -> Any:
+        positions.extend(given.tolist())
+        return sample(self, logits, slots, given, *more, **named)
+
+    monkeypatch.setattr(Sampler, "sample", spy)
+    driven = engine()
+    driven.add("plain", max_tokens=4, ignore_eos=True)
+    driven.until("plain")
+    assert positions == [3, 4, 5, 6]

@@ -53,7 +53,7 @@ class SimulatedPlugin:
 
     @impl
     def treadle_renderer(self, mode: str) -> Any:
-        return SimpleNamespace(render=None, encode=None)
+        return SimpleNamespace(render=str, encode=list)
 
 
 ENTRIES = [
