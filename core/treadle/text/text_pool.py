@@ -12,11 +12,17 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.errors import QueueFullError
 from treadle.processes.fair_queue import FairQueue
-from treadle.processes.watchdog import TIMEOUT_FACTOR, PendingCall, WatchdogThread
+from treadle.processes.watchdog import (
+    RETRY_SECONDS,
+    TIMEOUT_FACTOR,
+    PendingCall,
+    WatchdogThread,
+)
 
 if TYPE_CHECKING:
     from treadle.plugins.guard import PluginGuard
@@ -33,7 +39,8 @@ LONG_TEXT = 65_536
 """Characters from which a job leaves one thread to others."""
 MAX_PENDING_CHARS = 64 * 2**20
 MAX_SLOW_JOBS = 8
-"""Jobs of one plugin over their budgets that get threads of their own."""
+"""Jobs of one plugin over their budgets that get threads of their own. If so many do not return, no job
+of it is begun, but one in ``RETRY_SECONDS``."""
 CHARS_PER_SECOND = 100_000
 """Characters of a client that are forgotten each second; the budget of a text grows likewise."""
 
@@ -41,13 +48,14 @@ CHARS_PER_SECOND = 100_000
 class _Job(PendingCall):
     """A call on a text; ``cost`` is its characters."""
 
-    __slots__ = ("client", "cost", "guard", "timer")
+    __slots__ = ("client", "cost", "guard", "is_trial", "timer")
 
     def __init__(
         self, work: Callable[[], Any], cost: float, client: str, guard: PluginGuard | None
     ) -> None:
         super().__init__(work, asyncio.get_running_loop().create_future())
         self.cost, self.client, self.guard = cost, client, guard
+        self.is_trial = False
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -64,6 +72,7 @@ class TextPool:
         self._slow: list[_Job] = []
         self._idle: list[WatchdogThread] = []
         self._inline_chars = 0
+        self._retry_times: dict[PluginGuard | None, float] = {}
 
     async def run(
         self,
@@ -97,8 +106,11 @@ class TextPool:
         job = _Job(work, size, client, guard)
         self._pending.push(job)
         try:
-            if sum(j.future.done() and j.guard is guard for j in self._slow) >= MAX_SLOW_JOBS:
-                raise TimeoutError(f"{MAX_SLOW_JOBS} threads are stuck in it")
+            stuck = sum(j.future.done() and j.guard is guard for j in self._slow)
+            if stuck >= MAX_SLOW_JOBS:
+                if monotonic() < self._retry_times.get(guard, 0.0):
+                    raise TimeoutError(f"{stuck} threads are stuck in it")
+                job.is_trial, self._retry_times[guard] = True, monotonic() + RETRY_SECONDS
             self._start_jobs()
             result: T = await job.future
             return result
@@ -142,7 +154,7 @@ class TextPool:
         self._start_jobs()
 
     def _overdue(self, job: _Job, seconds: float) -> None:
-        if sum(j.guard is job.guard for j in self._slow) < MAX_SLOW_JOBS:
+        if job.is_trial or sum(j.guard is job.guard for j in self._slow) < MAX_SLOW_JOBS:
             self._running.remove(job)
             self._slow.append(job)
             self._start_jobs()
@@ -150,6 +162,7 @@ class TextPool:
         job.timer = loop.call_later(limit - seconds, self._give_up, job, limit)
 
     def _give_up(self, job: _Job, limit: float) -> None:
+        self._retry_times[job.guard] = monotonic() + RETRY_SECONDS
         if not job.future.done():
             job.future.set_exception(TimeoutError(f"a call took longer than {limit:g} s"))
 

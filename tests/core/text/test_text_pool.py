@@ -185,7 +185,7 @@ async def test_errors_reach_the_caller(pool: TextPool) -> None:
 
 
 async def test_jobs_that_hang_leave_their_threads_to_others(gate: Gate) -> None:
-    pool = TextPool(0.05, 100)
+    pool = TextPool(0.02, 100)
     hanging = [later(pool, gate.job("hangs"), 1) for _ in range(MAX_SLOW_JOBS)]
     for _ in range(3):
         assert await pool.run(gate.job("fine", wait=False), 1) == "fine"
@@ -193,6 +193,15 @@ async def test_jobs_that_hang_leave_their_threads_to_others(gate: Gate) -> None:
     assert all(isinstance(result, TimeoutError) for result in results)
     with pytest.raises(TimeoutError, match="stuck"):
         await pool.run(gate.job("late", wait=False), 1)
+    assert "late" not in gate.begun
+    for trial in range(NUM_THREADS):  # each has a thread that nobody else waits for
+        pool._retry_times[None] = 0.0
+        with pytest.raises(TimeoutError, match="longer"):
+            await pool.run(gate.job(f"trial {trial}"), 1)
+        with pytest.raises(TimeoutError, match="stuck"):
+            await pool.run(gate.job("late", wait=False), 1)
+    pool._retry_times[None] = 0.0
+    assert await pool.run(gate.job("works again", wait=False), 1) == "works again"
     gate.opened.set()
     await until(lambda: not pool._slow)
     assert await pool.run(gate.job("fine", wait=False), 1) == "fine"
