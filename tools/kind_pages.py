@@ -31,8 +31,56 @@ COST = {
     "engine": "A failure ends the start or the step.",
     "request": "A failure ends the request that needed the call.",
     "itself": "A failure costs the plugin alone: it is logged, and after three in a row the plugin is "
-    "not called any more.",
+    "called once a minute only.",
 }
+
+FAILS = {
+    "engine": "the start, the step or the request that needed it",
+    "request": "the request that needed it",
+    "itself": "the plugin alone, which is tried once a minute after three failures",
+}
+HANGS = {
+    "start": "the start ends after `startup_timeout`",
+    "step": "`/health` answers 503 after `hang_timeout`",
+    "text": "the request fails after ten budgets; with eight stuck calls there is one trial a minute",
+    "parser": "the answer goes on as text after ten budgets; with four stuck calls there is one trial a minute",
+    "compile": "the compilation is killed, and its request fails; a matcher is part of the step",
+    "hook": "a server's process ends after two minutes",
+    "route": "its requests, and others if it holds up the event loop; a signal ends the server",
+    "command": "the command, until Control-C",
+}
+CRASHES = {
+    "start": "the engine; the start fails and names the last hook",
+    "step": "the engine: running requests fail, and `/health` answers 503",
+    "text": "the server",
+    "parser": "the server",
+    "compile": "the compilation, and its request; a matcher is part of the step",
+    "hook": "the process; the start fails and names the hook",
+    "route": "the server",
+    "command": "the command",
+}
+PLACES = {
+    "model_sources": "start",
+    "load_formats": "start",
+    "tokenizers": "text",
+    "renderers": "text",
+    "models": "step",
+    "quantization": "step",
+    "attention_backends": "step",
+    "kernel_ops": "step",
+    "communicators": "step",
+    "executors": "step",
+    "scheduling_policies": "step",
+    "logits_processors": "step",
+    "stat_loggers": "step",
+    "structured_output": "compile",
+    "tool_parsers": "parser",
+    "reasoning_parsers": "parser",
+    "extensions": "hook",
+    "commands": "command",
+    "server": "route",
+}
+"""Where the methods of a kind are called, or its hook, if it builds nothing."""
 
 TEMPLATES = ROOT / "cli/treadle_cli/templates"
 TYPE = r"\bt\.(\w+)"
@@ -75,6 +123,16 @@ def page(kind: str) -> str:
     return "\n" + "\n\n".join(sections) + "\n\n"
 
 
+def faults() -> str:
+    """What each way to go wrong costs, by kind."""
+    rows = [
+        f"| `{name}` | {'the command' if name == 'commands' else FAILS[kind.failure]} | {HANGS[PLACES[name]]} | {CRASHES[PLACES[name]]} |"
+        for name, kind in installed_kinds().items()
+    ]
+    head = "| Kind | Raises, wrong result, `sys.exit` | Does not return | Ends its process |"
+    return "\n".join([head, "|---|---|---|---|", *rows]) + "\n"
+
+
 def _types(signatures: list[str]) -> list[str]:
     """The source of what hooks get and return, and of what that is made of; without what the hook
     of another kind returns, which is on that kind's page."""
@@ -98,6 +156,6 @@ def _types(signatures: list[str]) -> list[str]:
     return list(sources.values())
 
 
-BLOCKS: dict[str, Callable[[], str]] = {
+BLOCKS: dict[str, Callable[[], str]] = {"plugin_faults": faults} | {
     f"kind_{kind}": partial(page, kind) for kind in installed_kinds()
 }
