@@ -47,10 +47,10 @@ class CallCounter:
             self.budget,
         )
 
-    def record_failure(self, seconds: float = 0.0) -> None:
-        """Count a call that raised, or that timed out."""
+    def record_failure(self, start_time: float | None = None) -> None:
+        """Count a call that raised, or that timed out; it began at ``start_time``, if that is known."""
         with self._lock:
-            self.seconds += seconds
+            self.seconds += 0.0 if start_time is None else perf_counter() - start_time
             self.error += 1
 
 

@@ -70,9 +70,7 @@ class PluginGuard:
         """
         if isinstance(error, PluginError) or is_for_process(error):
             raise error
-        self.counter(method).record_failure(
-            0.0 if start_time is None else perf_counter() - start_time
-        )
+        self.counter(method).record_failure(start_time)
         if isinstance(error, TreadleError) and not in_step:
             raise error
         text = self.entry.failure(method, error)
@@ -109,9 +107,7 @@ class PluginGuard:
         if is_for_process(error):
             raise error
         entry = self.entry
-        self.counter(method).record_failure(
-            0.0 if start_time is None else perf_counter() - start_time
-        )
+        self.counter(method).record_failure(start_time)
         text = entry.failure(method, error)
         if self.is_strict:
             raise strict_error(text) from error

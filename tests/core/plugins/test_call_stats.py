@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from time import perf_counter
 
 import pytest
 
@@ -18,7 +19,8 @@ def test_a_call_is_ok_slow_or_an_error():
     tally = PluginCallStats({"scheduling_policies": 1.0})
     for ago in (0.0, 0.5, 1.5, 3.0):
         tally.counter(SCHEDULING_POLICIES, "scheduling_policies:x", "sort_key").record_success(ago)
-    tally.counter(SCHEDULING_POLICIES, "scheduling_policies:x", "sort_key").record_failure(5)
+    counter = tally.counter(SCHEDULING_POLICIES, "scheduling_policies:x", "sort_key")
+    counter.record_failure(perf_counter() - 5)
     rows = {outcome: count for _, _, outcome, count in tally.rows()}
     assert rows == {"ok": 2, "slow": 2, "error": 1}
     ((_, hook, count, seconds),) = tally.seconds()
