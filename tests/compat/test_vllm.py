@@ -98,6 +98,28 @@ def test_what_is_not_built_is_named(llm: Any, call: Any, message: str) -> None:
         call(llm)
 
 
+def test_metrics(llm: Any) -> None:
+    from treadle.compat.vllm.v1.metrics.reader import Counter, Gauge, Histogram
+
+    def read() -> dict[tuple[str, str], Any]:
+        metrics = llm.get_metrics()
+        return {(m.name, m.labels.get("finished_reason", "")): m for m in metrics}
+
+    before = read()
+    llm.generate("One two", vllm.SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
+    after = read()
+    assert all(isinstance(m, Counter | Gauge | Histogram) for m in after.values())
+
+    def grown(name: str, reason: str = "") -> int:
+        return int(after[name, reason].value - before[name, reason].value)
+
+    assert grown("vllm:generation_tokens") == 3 and grown("vllm:prompt_tokens") > 0
+    assert grown("vllm:request_success", "length") == 1 and not grown("vllm:num_preemptions")
+    steps = after["vllm:iteration_tokens_total", ""]
+    assert steps.count == steps.buckets["+Inf"] > 0 and steps.sum >= steps.count
+    assert after["vllm:num_requests_running", ""].value == 0
+
+
 def test_an_unknown_attribute_is_not_an_option(llm: Any) -> None:
     assert not hasattr(llm, "no_such_thing")
     assert not hasattr(vllm.EngineArgs(DEMO), "no_such_thing")

@@ -11,6 +11,7 @@ from treadle.errors import ConfigError, RequestError
 from .outputs import RequestOutput, from_treadle
 from .sampling_params import SamplingParams, to_treadle
 from .sampling_params import from_treadle as params_from_treadle
+from .v1.metrics.reader import Metric, read
 
 __all__ = ("LLM", "refuse", "treadle_params")
 
@@ -22,7 +23,6 @@ MISSING = {
     "collective_rpc": "calls of functions in workers; write an executor plugin",
     "embed": "embedding",
     "encode": "embedding and pooling",
-    "get_metrics": "metrics of LLM; see its attribute stats",
     "reset_prefix_cache": "dropping the prefix cache; `cache_salt` keeps prompts apart",
     "reward": "reward models",
     "score": "scoring",
@@ -103,6 +103,10 @@ class LLM:
 
     def get_tokenizer(self) -> Any:
         return self.engine.get_tokenizer()
+
+    def get_metrics(self) -> list[Metric]:
+        """Return what the engine has counted since it started."""
+        return list(read(self.engine.stats))
 
     def get_default_sampling_params(self) -> SamplingParams:
         return params_from_treadle(self.engine.get_default_sampling_params())

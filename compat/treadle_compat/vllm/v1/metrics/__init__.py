@@ -1,0 +1,3 @@
+"""Where vLLM has its metrics."""
+
+__all__: tuple[str, ...] = ()
