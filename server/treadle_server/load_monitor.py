@@ -38,7 +38,7 @@ class LoadMonitor(logging.Handler):
         self._seen: set[str] = set()
 
     def start(self) -> None:
-        faulthandler.enable()
+        faulthandler.enable(sys.__stderr__ or 2)
         for handler in [handler for handler in steps.handlers if isinstance(handler, LoadMonitor)]:
             handler.close()
         steps.addHandler(self)

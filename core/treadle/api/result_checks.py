@@ -167,9 +167,10 @@ def accepted_token(result: Any, token: int) -> bool:
 
 
 def one_for_each_matcher(results: Any, matchers: Sequence[Any], *_: Any) -> list[Any]:
-    if isinstance(results, list) and len(results) == len(matchers):
-        return results
-    raise unexpected(results, f"a list of {len(matchers)} results")
+    is_list = isinstance(results, list) and len(results) == len(matchers)
+    if is_list and set(map(type, results)) <= {bool, type(None)}:
+        return list(results)
+    raise unexpected(results, f"a list with True, False or None for each of {len(matchers)}")
 
 
 def is_offer(answer: object) -> bool:

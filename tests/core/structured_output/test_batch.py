@@ -171,7 +171,7 @@ def test_calls_of_a_plugin_are_guarded(
     def faulty(self: Any, matchers: Any, *_: Any) -> Any:
         if failure == "raises":
             raise RuntimeError("odd")
-        return [True]
+        return ["yes"] * len(matchers)
 
     monkeypatch.setattr(LLGuidanceCompiler, method, faulty)
     driven = engine()
