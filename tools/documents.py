@@ -19,6 +19,7 @@ import kernel_pages
 import kind_pages
 import msgspec
 import python_api
+import schema_keywords
 from msgspec.inspect import (
     BoolType,
     DictType,
@@ -293,6 +294,7 @@ BLOCKS: dict[str, Callable[[], str]] = (
     | foreign_names.BLOCKS
     | kind_pages.BLOCKS
     | kernel_pages.BLOCKS
+    | schema_keywords.BLOCKS
 )
 
 

@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+import schema_keywords
 from http_api import document
 from repository import ROOT, members, shipped
 
@@ -77,3 +78,9 @@ def test_the_metrics_that_a_page_names_exist() -> None:
     )
     watched = (ROOT / "docs/do/monitor.md").read_text()
     assert set(re.findall(r"treadle_(?!server\.)\w+", watched)) <= listed
+
+
+def test_the_table_of_keywords_names_no_mistake() -> None:
+    """A backend enforces a keyword or refuses it; ``tools/sync.py`` writes what was measured."""
+    for keyword, *outcomes in schema_keywords.table():
+        assert set(outcomes) <= {"✓", "refused"}, keyword

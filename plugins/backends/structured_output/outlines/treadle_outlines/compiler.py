@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outlines_core import Guide, Index, Vocabulary
 from outlines_core.json_schema import build_regex_from_schema
@@ -19,6 +19,7 @@ from treadle_structured_output_kit.bitmask import (
     write_row,
 )
 from treadle_structured_output_kit.dialect import normalize_patterns
+from treadle_structured_output_kit.formats import dates_as_patterns
 from treadle_structured_output_kit.regex import choice_regex
 from treadle_structured_output_kit.vocabulary import text_tokens
 
@@ -65,9 +66,7 @@ class Compiler:
     def unsupported_reason(self, spec: GrammarSpec) -> str | None:
         match spec.kind:
             case "json_schema":
-                return (
-                    refusal(json.loads(normalize_patterns(spec).source)) if self._strict else None
-                )
+                return refusal(_schema(spec)) if self._strict else None
             case "regex" | "choice" | "json_object" | "ebnf":
                 return None
             case _:
@@ -78,8 +77,9 @@ class Compiler:
         whitespace = spec.options.get("whitespace_pattern")
         match spec.kind:
             case "json_schema":
+                schema = json.dumps(_schema(spec), ensure_ascii=False)
                 source = build_regex_from_schema(
-                    spec.source, whitespace or self._whitespace, self._depth
+                    schema, whitespace or self._whitespace, self._depth
                 )
                 # The library's own patterns of formats take any digit of Unicode.
                 return self._index(re.sub(r"\\(.)", _ascii_digit, source))
@@ -159,6 +159,11 @@ class _Matcher:
                 forbid_token(allowed, token_id)
             self._filled = True
         return allowed
+
+
+def _schema(spec: GrammarSpec) -> Any:
+    """The schema as the library gets it: its own dates have 30 days in February."""
+    return dates_as_patterns(json.loads(normalize_patterns(spec).source))
 
 
 def _ascii_digit(escape: re.Match[str]) -> str:

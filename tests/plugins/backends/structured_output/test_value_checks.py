@@ -1,0 +1,144 @@
+"""What no grammar can hold is checked as a value closes: masks and acceptance agree on it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from treadle.api.kinds import STRUCTURED_OUTPUT
+from treadle.api.structured_output import CompiledGrammar, GrammarSpec
+from treadle.plugins import PluginManager
+from treadle.testing.grammar_vocabulary import SmallTokenizer
+
+TOKENIZER = SmallTokenizer()
+SIZE = TOKENIZER.vocab_size
+STRINGS = {"type": "string", "pattern": "^[ab]{1,2}$"}
+SCHEMAS: dict[str, Any] = {
+    "numbers": {"type": "integer", "minimum": 1, "maximum": 30},
+    "texts": STRINGS,
+    "listed": {"$ref": "#/$defs/color"},
+    "flags": {"type": "boolean"},
+    "objects": {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}, "b": STRINGS},
+        "additionalProperties": False,
+    },
+    "sets": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3, "uniqueItems": True},
+    "optional": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}]},
+    "regex": {"type": "string", "format": "regex", "pattern": r"^[(\[a+\])]{1,6}$"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Any:
+    return PluginManager().create(
+        STRUCTURED_OUTPUT, "llguidance", tokenizer=TOKENIZER, vocab_size=SIZE
+    )
+
+
+def unique_items(items: Any) -> dict[str, Any]:
+    return {
+        "$defs": {"color": {"enum": ["red", "rose", "blue", "black", "green", "grey"]}},
+        "type": "array",
+        "items": items,
+        "uniqueItems": True,
+        "maxItems": 6,
+    }
+
+
+def compile_schema(compiler: Any, schema: Any) -> CompiledGrammar:
+    spec = GrammarSpec("json_schema", json.dumps(schema), {"whitespace_pattern": " ?"})
+    assert compiler.unsupported_reason(spec) is None
+    grammar: CompiledGrammar = compiler.compile(spec)
+    return grammar
+
+
+def accepts(grammar: CompiledGrammar, text: str) -> bool:
+    matcher = grammar.matcher()
+    return all(map(matcher.accept_token, TOKENIZER.encode(text))) and matcher.is_accepting
+
+
+def mask(matcher: Any) -> list[int]:
+    row = torch.zeros(1, -(-SIZE // 32), dtype=torch.int32)
+    matcher.fill_bitmask(row, 0)
+    return [i for i in range(SIZE) if int(row[0, i // 32]) >> (i % 32) & 1]
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_outputs_obey(compiler: Any, name: str) -> None:
+    grammar = compile_schema(compiler, unique_items(SCHEMAS[name]))
+    rng = random.Random(name)
+    num_done = 0
+    for _ in range(12):
+        matcher = grammar.matcher()
+        text = b""
+        for _ in range(80):
+            if matcher.is_accepting and (matcher.is_terminated or rng.random() < 0.5):
+                break
+            allowed = mask(matcher)
+            for token in rng.sample(range(SIZE), 8):  # the mask says what is accepted
+                assert matcher.accept_token(token) == (token in allowed)
+                if token in allowed:
+                    matcher.rollback(1)
+            if not allowed:
+                break
+            token = rng.choice(allowed)
+            assert matcher.accept_token(token)
+            text += TOKENIZER.token_bytes(token)
+        if matcher.is_accepting:
+            num_done += 1
+            items = json.loads(text)
+            assert len({json.dumps(item, sort_keys=True) for item in items}) == len(items)
+            if name == "regex":
+                list(map(re.compile, items))
+    assert num_done, "some walks come to an end"
+
+
+@pytest.mark.parametrize(
+    ("items", "valid", "invalid"),
+    [
+        ({"type": "number"}, "[1, 10, 2]", "[1, 1.0]"),
+        ({"type": "number"}, "[]", "[10, 2, 10]"),
+        ({"type": "string"}, '["a", "b", "\\"]"]', '["a", "\\u0061"]'),
+        ({}, '[1, true, "1", [1], {"a": 1}]', '[{"a": 1, "b": 2}, {"b": 2, "a": 1}]'),
+        ({}, "[[1, 1], [1]]", "[[1], [1]]"),
+        ({"type": "array", "uniqueItems": True}, "[[1], [2, 1]]", "[[1, 1]]"),
+    ],
+)
+def test_equal_items(compiler: Any, items: Any, valid: str, invalid: str) -> None:
+    grammar = compile_schema(compiler, unique_items(items))
+    assert accepts(grammar, valid)
+    assert not accepts(grammar, invalid)
+
+
+def test_only_where_the_schema_says(compiler: Any) -> None:
+    values = {"type": "array", "items": {"type": "integer"}}
+    schema = {
+        "type": "object",
+        "properties": {"a": {**values, "uniqueItems": True}, "b": values, "c": {"$ref": "#"}},
+    }
+    grammar = compile_schema(compiler, schema)
+    assert accepts(grammar, '{"a": [1, 2], "b": [1, 1], "c": {"a": [1], "b": [2, 2]}}')
+    assert not accepts(grammar, '{"a": [1, 1]}')
+    assert not accepts(grammar, '{"c": {"c": {"a": [1, 1]}}}')
+
+
+def test_a_check_that_depends_on_other_values_is_refused(compiler: Any) -> None:
+    options = [{"uniqueItems": True, "maxItems": 3}, {"type": "array", "minItems": 5}]
+    spec = GrammarSpec("json_schema", json.dumps({"type": "array", "anyOf": options}))
+    assert "inside anyOf at $" in str(compiler.unsupported_reason(spec))
+
+
+def test_rollback(compiler: Any) -> None:
+    grammar = compile_schema(compiler, unique_items({"type": "integer"}))
+    matcher = grammar.matcher()
+    tokens = TOKENIZER.encode("[1, 2")
+    assert all(map(matcher.accept_token, tokens))
+    matcher.rollback(len(tokens))
+    assert all(map(matcher.accept_token, TOKENIZER.encode("[2, 1]")))
+    assert matcher.is_accepting
