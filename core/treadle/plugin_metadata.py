@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from importlib import metadata
-from pathlib import Path
 
-__all__ = ("entry_points", "identity")
+__all__ = ("entry_points", "folder_name", "identity")
+
+
+def folder_name(dist: metadata.Distribution) -> str:
+    """Return the name of a distribution as its folder is called, which costs no read."""
+    path = getattr(dist, "_path", None)
+    return str(dist.name) if path is None else str(path.stem.partition("-")[0])
 
 
 def identity(dist: metadata.Distribution) -> tuple[str, str]:
@@ -16,7 +21,7 @@ def identity(dist: metadata.Distribution) -> tuple[str, str]:
             return name, version
     except (KeyError, ValueError):
         pass
-    return getattr(dist, "_path", Path("unknown")).name.partition("-")[0], ""
+    return folder_name(dist), ""
 
 
 def entry_points(dist: metadata.Distribution) -> list[metadata.EntryPoint]:

@@ -15,7 +15,7 @@ from typing import Literal
 from packaging.utils import canonicalize_name as normal
 
 from treadle.api.plugin_kind import FALLBACK, OVERRIDES, PluginKind, parse_group
-from treadle.plugin_metadata import entry_points, identity
+from treadle.plugin_metadata import entry_points, folder_name, identity
 
 __all__ = ("Entry", "State", "check_kind", "normal", "scan")
 
@@ -97,15 +97,13 @@ def scan() -> Iterator[Entry]:
     """Yield every key declared by an installed distribution. Imports no plugin."""
     seen: set[str] = set()
     for dist in metadata.distributions():
+        if (folder := normal(folder_name(dist))) in seen:
+            continue  # an earlier folder on sys.path holds another version: that one is imported
+        seen.add(folder)
         points = [p for p in entry_points(dist) if parse_group(p.group)]
         if not points:
             continue
         name, version = identity(dist)
-        if version and (
-            normal(name) in seen or identity(metadata.distribution(name))[1] != version
-        ):
-            continue  # an earlier folder on sys.path holds another version: that one is imported
-        seen.add(normal(name))
         for point in sorted(points, key=lambda p: (p.group, p.name)):
             kind, generation = parse_group(point.group) or ("", 0)
             key, override = point.name, kind == OVERRIDES

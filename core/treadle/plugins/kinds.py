@@ -24,8 +24,12 @@ log = logging.getLogger("treadle.plugins")
 def installed_kinds() -> Mapping[str, PluginKind[Any]]:
     """Return every kind by name: the core's, then those of other installed distributions."""
     kinds = {kind.name: kind for kind in CORE_KINDS}
-    dists = (dist for dist in metadata.distributions() if may_import(identity(dist)[0]))
-    points = {p.name: p for dist in dists for p in entry_points(dist) if p.group == DECLARATIONS}
+    points = {
+        point.name: point
+        for dist in metadata.distributions()
+        for point in entry_points(dist)
+        if point.group == DECLARATIONS and may_import(identity(dist)[0])
+    }
     for _, point in sorted(points.items()):
         try:
             kind = point.load()

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Mapping
-from functools import cached_property
+from copy import copy
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,7 +25,7 @@ from treadle.api.cache import DeviceInfo
 from treadle.api.files import ModelFiles
 from treadle.config import EngineConfig, PluginConfig
 from treadle.plugins import Entry, PluginManager, installed_kinds
-from treadle.plugins.entries import normal
+from treadle.plugins.entries import normal, scan
 
 if TYPE_CHECKING:
     from treadle.testing.examination.findings import Finding
@@ -33,6 +35,12 @@ __all__ = ("FOREIGN", "PluginSuite", "PluginTest", "hook_arguments")
 FOREIGN = "a-key-that-nobody-has"
 LIGHT = ("cuda", "heavy", "slow")
 INSTALLED = ("dependency", "requirement", "stale")
+
+
+@cache
+def _installed_entries(path: tuple[str, ...]) -> list[Entry]:
+    """Scan once for each ``sys.path``: every check makes a plugin manager."""
+    return list(scan())
 
 
 class PluginTest:
@@ -45,7 +53,10 @@ class PluginTest:
     def plugin_manager(self) -> PluginManager:
         """Return a new plugin manager, so that tests share no objects."""
         options = {self.plugin: dict(self.options)} if self.options else {}
-        return PluginManager(PluginConfig(plugin_options=options))
+        return PluginManager(
+            PluginConfig(plugin_options=options),
+            source=lambda: map(copy, _installed_entries(tuple(sys.path))),
+        )
 
     @property
     def kind(self) -> str:
