@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from treadle.plugins import installed_kinds
 from treadle_cli import conformance
 
 FILE = """
@@ -232,3 +233,30 @@ def test_lock_and_locked(treadle, tmp_path):
     assert "- scheduling_policies:priority (v1) from treadle-core 0.1.0\n" in result.err
     result = treadle("plugin", "lock", "no/such/folder/treadle.lock")
     assert result.code == 2 and "cannot be written" in result.err
+
+
+@pytest.mark.parametrize("kind", installed_kinds())
+def test_docs_prints_the_page_of_a_kind(treadle, kind):
+    """From the installed distribution: an author has no clone of the repository."""
+    out = treadle("plugin", "docs", kind).out
+    assert out.startswith("# ") and "**When it fails.** " in out
+    assert f"{installed_kinds()[kind].hook}(" in out and "Suite" in out
+    assert "<!--" not in out and ".md)" not in out
+
+
+def test_docs_of_a_kind_of_another_distribution_are_its_declaration(monkeypatch):
+    from dataclasses import replace
+
+    from treadle.api.kinds import SCHEDULING_POLICIES
+    from treadle_cli import plugin_pages
+
+    kinds = {"queues": replace(SCHEDULING_POLICIES, name="queues")}
+    monkeypatch.setattr(plugin_pages, "installed_kinds", lambda: kinds)
+    page = plugin_pages.page("queues")
+    assert "group `treadle.queues`" in page and "class SchedulingPolicy(Protocol):" in page
+    assert "treadle_scheduling_policy(self, name: 'str'" in page
+
+
+def test_docs_of_an_unknown_kind(treadle):
+    result = treadle("plugin", "docs", "policy")
+    assert result.code == 2 and "there is no plugin kind 'policy'; known kinds: " in result.err

@@ -1,4 +1,4 @@
-"""``treadle plugin``: list, show, create, test and lock plugins, and find the one that fails."""
+"""``treadle plugin``: list, show, document, create, test and lock plugins, and find the one that fails."""
 
 from __future__ import annotations
 
@@ -84,6 +84,17 @@ def new(
         if (entry.kind, entry.key) == (kind, name):
             print(f"{entry.owner} provides {entry.id} too. To replace that, name the entry point")
             print(f'"{kind}.{name}" in the group "treadle.overrides" of pyproject.toml.')
+
+
+def docs(
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help=f"One of: {', '.join(installed_kinds())}.")
+    ],
+) -> None:
+    """Print the reference page of a kind: hook, types, what a failure costs, a whole plugin."""
+    from treadle_cli.plugin_pages import page
+
+    sys.stdout.write(page(kind))
 
 
 @with_flags(PLUGINS)
@@ -202,6 +213,7 @@ def treadle_command(name: str) -> typer.Typer | None:
     app = application("List, make, test and lock plugins.")
     app.command("list", cls=SectionedCommand)(list_plugins)
     app.command("show", cls=SectionedCommand)(show)
+    app.command("docs", cls=SectionedCommand)(docs)
     app.command("new", cls=SectionedCommand)(new)
     app.command("test", cls=SectionedCommand)(test)
     app.command("lock", cls=SectionedCommand)(lock)
