@@ -75,7 +75,7 @@ SAMPLING = {
     "priority": "Lower is served first, under the policy `priority`.",
     "cache_salt": "Prompts share cached pages only with prompts of the same salt.",
     "structured_outputs": "What the output must match: see below.",
-    "extra_args": "Arguments of logits-processor plugins, by the plugin's name.",
+    "extra_args": "Arguments of logits processors and of the scheduling policy, by the plugin's name.",
     "output_kind": "What a streamed output holds: all so far, only what is new, or nothing until the end.",
 }
 

@@ -35,11 +35,11 @@ class Driven:
 
     def add(self, name: str, prompt: list[int], **params: Any) -> None:
         index, leader = params.pop("index", 0), params.pop("leader", None)
-        bad_words = params.pop("bad_word_ids", [])
+        bad_words, client = params.pop("bad_word_ids", []), params.pop("client", "")
         settings = SamplingParams(**{"temperature": 0.0, **params})
         arrival = params.get("arrival", time.monotonic())
         self.core.add_request(
-            EngineRequest(name, list(prompt), settings, arrival, index, leader, bad_words)
+            EngineRequest(name, list(prompt), settings, arrival, index, leader, bad_words, client)
         )
         self.tokens[name] = []
         self.logprobs[name] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -32,6 +32,14 @@ class QueuedRequest(Protocol):
     @property
     def priority(self) -> int:
         """Requests with lower values are served first."""
+
+    @property
+    def client(self) -> str:
+        """Whose it is: in a server the digest of the API key, or the address; else empty."""
+
+    @property
+    def extra_args(self) -> Mapping[str, Any]:
+        """Those of the sampling parameters. What is under the name of the policy is for it."""
 
     @property
     def num_prompt_tokens(self) -> int: ...

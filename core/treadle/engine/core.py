@@ -122,7 +122,7 @@ class EngineCore:
             )
         root = self._cache.page_hasher.root_hash(request.params.cache_salt)
         sequence = SequenceState(request, self.info, root, self._seed(request))
-        sequence.defer_sampling = bool(request.params.extra_args)
+        sequence.defer_sampling = not self._processors.keys().isdisjoint(sequence.extra_args)
         if request.params.structured_outputs is None:
             self._queue(sequence)
         else:
@@ -149,9 +149,11 @@ class EngineCore:
             self._structured_output.validate(request.params.structured_outputs)
         for name, arguments in (request.params.extra_args or {}).items():
             if name not in self._processors:
+                if name == self.config.scheduler.scheduling_policy:
+                    continue
                 raise RequestError(
-                    f"extra_args names {name!r}, which is not a logits processor of this engine "
-                    f"(logits_processors: {', '.join(self._processors) or 'none'})",
+                    f"extra_args names {name!r}, which is neither a logits processor of this engine "
+                    f"(logits_processors: {', '.join(self._processors) or 'none'}) nor its policy",
                     param="extra_args",
                 )
             try:

@@ -9,12 +9,7 @@ from treadle.api.step_types import NewSequenceData
 from treadle.sampling.logits_edit import EditRows, SlotRowPool, grow
 from treadle.sampling.transfer import Int32Packer
 
-__all__ = ("AllowedTokenIds", "apply_bitmask", "bitmask_words")
-
-
-def bitmask_words(vocab_size: int) -> int:
-    """Return the number of int32 words in a row of a bitmask."""
-    return -(-vocab_size // 32)
+__all__ = ("AllowedTokenIds", "apply_bitmask")
 
 
 def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -> Tensor:

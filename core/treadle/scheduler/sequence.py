@@ -21,7 +21,9 @@ class SequenceState:
 
     __slots__ = (
         "arrival_time",
+        "client",
         "defer_sampling",
+        "extra_args",
         "finished",
         "grammar_state",
         "id",
@@ -59,6 +61,7 @@ class SequenceState:
         self.arrival_time = request.arrival_time
         self.scheduled_time: float | None = None
         self.priority = params.priority
+        self.client, self.extra_args = request.client, params.extra_args or {}
         self.prefix_leader = request.prefix_leader
         self.token_ids = list(request.prompt_ids)
         self.num_prompt_tokens = self.num_tokens = len(self.token_ids)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from treadle.api.engine import SchedulingPolicy
@@ -29,6 +30,8 @@ class FakeQueuedRequest:
     priority: int = 0
     num_prompt_tokens: int = 10
     num_output_tokens: int = 0
+    client: str = ""
+    extra_args: Mapping[str, Any] = field(default_factory=dict)
 
 
 class PolicySuite(PluginTest):

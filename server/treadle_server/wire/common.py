@@ -177,7 +177,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ] = None
     extra_args: Annotated[
         dict[str, dict[str, Any]] | None,
-        Meta(description="Arguments of logits processors, by name."),
+        Meta(description="Arguments of logits processors and of the scheduling policy, by name."),
     ] = None
 
     @property

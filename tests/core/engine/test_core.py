@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +84,51 @@ def test_priority_is_served_first(engine: Any, checkpoint: Any) -> None:
         driven.step()
         order += [n for n in driven.reasons if n not in order]
     assert order == ["high", "mid", "low"]
+
+
+TENANTS = """
+from treadle.api import impl
+
+TREADLE = {"scheduling_policies": ["tenants"]}
+RANKS = {"gold": 0, "silver": 1}
+
+
+class Tenants:
+    def sort_key(self, request):
+        within = request.extra_args.get("tenants", {}).get("rank", 9)
+        return (RANKS.get(request.client, 2), within)
+
+    def select_victim(self, running):
+        return 0
+
+
+@impl
+def treadle_scheduling_policy(name):
+    return Tenants()
+"""
+
+
+def test_a_policy_sees_whose_a_request_is_and_what_it_says(
+    engine: Any, checkpoint: Any, tmp_path: Path
+) -> None:
+    """Arguments for the policy alone do not make a step wait for the sampled tokens."""
+    file = tmp_path / "tenants.py"
+    file.write_text(TENANTS)
+    options = {"max_num_seqs": 1, "scheduling_policy": "tenants", "plugin_file": [str(file)]}
+    driven = engine(checkpoint(), **options)
+    same = {"max_tokens": 2, "ignore_eos": True}
+    driven.add("nobody", PROMPT, **same)
+    driven.add("silver", PROMPT, client="silver", extra_args={"tenants": {"rank": 2}}, **same)
+    driven.add("silver-1", PROMPT, client="silver", extra_args={"tenants": {"rank": 1}}, **same)
+    driven.add("gold", PROMPT, client="gold", **same)
+    assert not any(s.defer_sampling for s in driven.core.scheduler.sequences.values())
+    order: list[str] = []
+    while driven.core.has_work:
+        driven.step()
+        order += [n for n in driven.reasons if n not in order]
+    assert order == ["gold", "silver-1", "silver", "nobody"]
+    with pytest.raises(RequestError, match="'fcfs', which is neither a logits processor"):
+        driven.add("other", PROMPT, extra_args={"fcfs": {}})
 
 
 def test_salts_isolate(engine: Any, checkpoint: Any) -> None:

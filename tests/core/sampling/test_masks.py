@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from treadle.sampling.masks import apply_bitmask, bitmask_words
+from treadle.sampling.masks import apply_bitmask
 
 
 def pack(allowed: Tensor) -> Tensor:
     """bool ``[rows, vocab]`` to int32 ``[rows, words]``, bit by bit."""
     rows, vocab = allowed.shape
-    words = torch.zeros(rows, bitmask_words(vocab), dtype=torch.int64)
+    words = torch.zeros(rows, -(-vocab // 32), dtype=torch.int64)
     for row, token in allowed.nonzero().tolist():
         words[row, token // 32] |= 1 << (token % 32)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)

@@ -62,7 +62,7 @@ def test_no_ngram_repeats_and_others_are_left_alone(llm: LLM) -> None:
         ({"repetition_window": {"window": -1}}, "window is -1"),
         ({"repetition_window": {"size": 1}}, "unknown field `size`"),
         ({"repetition_window": 3}, "Expected `object`"),
-        ({"other": {}}, "'other', which is not a logits processor of this engine"),
+        ({"other": {}}, "'other', which is neither a logits processor of this engine"),
     ],
 )
 def test_bad_arguments_are_refused(llm: LLM, extra_args: dict[str, Any], message: str) -> None:
