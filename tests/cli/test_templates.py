@@ -8,10 +8,12 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from treadle.errors import ConfigError
 from treadle.plugins import installed_kinds
@@ -54,6 +56,40 @@ def test_every_kind_has_a_template(generated_projects):
         assert tests.is_file() and (project / "README.md").is_file()
         assert "$" not in tests.read_text()
         assert {"__pycache__/", "dist/"} <= set((project / ".gitignore").read_text().split())
+
+
+@pytest.mark.parametrize("kind", installed_kinds())
+def test_a_project_can_be_published_as_it_is(generated_projects, kind):
+    project = generated_projects[kind]
+    about = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    assert about["license"] == "Apache-2.0" and about["license-files"] == ["LICENSE"]
+    assert (project / "LICENSE").read_text() == (Path(__file__).parents[2] / "LICENSE").read_text()
+    assert {"treadle-plugin", kind} <= set(about["keywords"])
+    assert "Typing :: Typed" in about["classifiers"]
+    badge = f"badge/treadle-{kind.replace('_', '__')}%20v{installed_kinds()[kind].generation}-blue"
+    assert badge in (project / "README.md").read_text()
+
+
+@pytest.mark.parametrize("kind", installed_kinds())
+def test_the_checks_of_a_project_run_with_every_core(generated_projects, kind):
+    """The doctor and the suites, with the range of treadle that the project itself declares."""
+    project = generated_projects[kind]
+    about = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    workflow = yaml.safe_load((project / ".github/workflows/test.yml").read_text())
+    job = workflow["jobs"]["test"]
+    cores = re.findall(
+        r'\["oldest", "newest", "main"\]|\["oldest", "newest"\]', job["strategy"]["matrix"]["core"]
+    )
+    assert len(cores) == 2
+    steps = [step for step in job["steps"] if "run" in step]
+    installs = {step["if"]: step["run"] for step in steps if "if" in step}
+    assert installs.keys() == {f"matrix.core == '{core}'" for core in ("oldest", "newest", "main")}
+    assert "--resolution lowest-direct ." in installs["matrix.core == 'oldest'"]
+    (core,) = (need for need in about["dependencies"] if need.startswith("treadle-core"))
+    released = [run for condition, run in installs.items() if "main" not in condition]
+    assert all(f'"{core.replace("-core", "-cli")}"' in run for run in released)
+    checks = [step["run"] for step in steps if "if" not in step][1:]
+    assert checks == ["treadle doctor", f"treadle plugin test {kind}:{KEYS[kind]}", "pytest tests"]
 
 
 @pytest.fixture(scope="module")

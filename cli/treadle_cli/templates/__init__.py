@@ -54,12 +54,16 @@ def render(kind: str, key: str, folder: Path) -> Path:
     )
     project = folder / variables["dist"]
     package = project / variables["package"]
-    targets = {"test.py.in": project / "tests" / "test_conformance.py"}
+    targets = {
+        "test.py.in": project / "tests" / "test_conformance.py",
+        "workflow.yml.in": project / ".github" / "workflows" / "test.yml",
+    }
     try:
         if project.exists():
             raise ConfigError(f"{project} exists; remove it or choose another name")
         for source in _sources(templates / "project"):
-            _write(project / _name(source), source, variables)
+            target = targets.get(source.name, project / _name(source))
+            _write(target, source, variables)
         for source in _sources(templates / kind):
             _write(targets.get(source.name, package / _name(source)), source, variables)
         (package / "py.typed").touch()
@@ -96,7 +100,7 @@ def _check_key(kind: str, key: str) -> None:
 def _template_variables(kind: str, key: str) -> dict[str, str]:
     dist = normal(f"treadle-{key}")
     major, minor = version("treadle-core").split(".")[:2]
-    core = f"treadle-core>={major}.{minor},<{major}.{int(minor) + 1}"
+    versions = f">={major}.{minor},<{major}.{int(minor) + 1}"
     package = dist.replace("-", "_")
     return {
         "kind": kind,
@@ -105,7 +109,9 @@ def _template_variables(kind: str, key: str) -> dict[str, str]:
         "package": package,
         "target": f"{package}:Extension" if kind == "extensions" else package,
         "title": "".join(part.title() for part in re.split(r"[-_.]+", key)),
-        "core": core,
+        "core": f"treadle-core{versions}",
+        "cli": f"treadle-cli{versions}",
+        "badge": f"{kind.replace('_', '__')}%20v{installed_kinds()[kind].generation}",
         "more": "".join(f', "{requirement}"' for requirement in MORE.get(kind, ())),
     }
 
