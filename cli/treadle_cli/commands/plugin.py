@@ -1,4 +1,4 @@
-"""``treadle plugin``: list, show, document, create, test and lock plugins, and find the one that fails."""
+"""``treadle plugin``: list, show, document, create, test, index and lock plugins, and find the one that fails."""
 
 from __future__ import annotations
 
@@ -118,6 +118,34 @@ def test(
 
 
 @with_flags(PLUGINS)
+def index(
+    *,
+    distributions: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DISTRIBUTION", help="Which to list; without a name, all."),
+    ] = None,
+    folder: Annotated[Path, typer.Option("--folder", help="Where the page is written.")] = Path(
+        "plugin-index"
+    ),
+    test: Annotated[bool, typer.Option("--test", help="Run the suites of each plugin.")] = False,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", metavar="SECONDS", help="Longest run of one plugin.", min=1),
+    ] = 600.0,
+    options: Options,
+) -> None:
+    """Write a web page that lists distributions: kinds, generations, results of the suites."""
+    from treadle_cli.conformance import run
+    from treadle_cli.plugin_index import survey, write
+
+    config = options.struct(PLUGINS)
+    passes = (lambda id: run(id, config, timeout) == 0) if test else None
+    found = survey(PluginManager(config), distributions or (), passes)
+    write(folder, found)
+    print(f"{folder / 'index.html'}: {len(found)} distributions")
+
+
+@with_flags(PLUGINS)
 def lock(
     *,
     file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("treadle.lock"),
@@ -216,6 +244,7 @@ def treadle_command(name: str) -> typer.Typer | None:
     app.command("docs", cls=SectionedCommand)(docs)
     app.command("new", cls=SectionedCommand)(new)
     app.command("test", cls=SectionedCommand)(test)
+    app.command("index", cls=SectionedCommand)(index)
     app.command("lock", cls=SectionedCommand)(lock)
     app.command("bisect", cls=SectionedCommand)(bisect)
     return app
