@@ -12,6 +12,8 @@ from prometheus_client.core import Metric
 from repository import ROOT, Member, members
 
 from treadle.api.stats import EngineStats
+from treadle_cli.description import option_rows
+from treadle_cli.option_examples import toml_example
 from treadle_server import metric_names
 from treadle_server.metric_values import MEASURED
 from treadle_server.metrics import Metrics
@@ -51,7 +53,8 @@ def plugin_options() -> str:
     sections = []
     for member in members():
         for name, struct in sorted(options_of(member).items()):
-            sections.append(f"### {name}\n\n{option_table(struct)}")
+            example = toml_example(name, option_rows(struct, name))
+            sections.append(f"### {name}\n\n{option_table(struct)}\n```toml\n{example}```\n")
     return "\n".join(sections)
 
 

@@ -15,7 +15,7 @@ from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry
 from treadle.testing.introspection import hooks_of
 
-__all__ = ("Description", "OptionRow", "all_options", "describe")
+__all__ = ("Description", "OptionRow", "all_options", "describe", "option_rows")
 
 
 class OptionRow(msgspec.Struct, frozen=True):
@@ -99,13 +99,17 @@ def _source(module: str) -> Path | None:
 
 def _options(plugin: object, entry: Entry) -> list[OptionRow]:
     struct = options_struct(plugin, entry.kind, entry.key)
-    if struct is None:
-        return []
+    return [] if struct is None else option_rows(struct, entry.id)
+
+
+def option_rows(struct: type[msgspec.Struct], id: str) -> list[OptionRow]:
+    """Return the options that a plugin declares for ``kind:key`` by a Struct."""
+    kind, _, key = id.partition(":")
     schema = msgspec.json.schema(struct)["$defs"]
     properties: dict[str, Any] = next(iter(schema.values()))["properties"]
     return [
         OptionRow(
-            flag=f"--plugin.{entry.kind}.{entry.key}.{name}",
+            flag=f"--plugin.{kind}.{key}.{name}",
             type=_type(field),
             default="(required)" if "default" not in field else _json(field["default"]),
             description=field.get("description", ""),

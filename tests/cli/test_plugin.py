@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
 
 from treadle.plugins import installed_kinds
 from treadle_cli import conformance
+from treadle_cli.description import OptionRow
+from treadle_cli.option_examples import toml_example
 
 FILE = """
 from typing import Annotated, Literal
@@ -106,6 +109,37 @@ def test_show_hooks_and_options(treadle, file):
     text = treadle("plugin", "show", "scheduling_policies:mine", "--plugin-file", file).out
     assert "hooks     treadle_scheduling_policy\n  wraps     treadle_model\n" in text
     assert "--plugin.scheduling_policies.mine.depth  integer" in text
+
+
+def test_show_writes_options_as_the_file_of_config_has_them(treadle, tmp_path):
+    """What is shown is read back as it was, whatever characters a default has."""
+    path = tmp_path / "odd.py"
+    path.write_text(
+        FILE.replace("name: str | None = None", "name: str | None = None\n    must: int")
+        .replace("frozen=True", "frozen=True, kw_only=True")
+        .replace(
+            'mode: Literal["a", "b"] = "a"',
+            'mode: str = "q\\"\\\\ \\x7f ü"',
+        )
+    )
+    out = treadle("plugin", "show", "scheduling_policies:mine", "--plugin-file", str(path)).out
+    text = out.partition("In the file of --config:\n\n")[2]
+    table = tomllib.loads(text)["plugin_options"]["scheduling_policies:mine"]
+    assert table == {"depth": 2, "mode": 'q"\\ \x7f ü'}
+    assert "# name = … (string | null)" in text and "# must = … (integer, required)" in text
+    config = tmp_path / "treadle.toml"
+    config.write_text(text + "must = 1\n")
+    command = ["serve", "--plugin-file", str(path), "--config", str(config), "--explain"]
+    result = treadle(*command, "--scheduling-policy", "mine")
+    assert result.code == 0, result.err
+
+
+def test_a_default_that_is_a_table_stays_on_its_line():
+    rows = [OptionRow("--plugin.k.x.tree", "object", '{"a b":[1.5,{"c":null,"d":true}]}', "")]
+    text = toml_example("k:x", [*rows, OptionRow("--plugin.k.x.none", "object", "{}", "")])
+    assert tomllib.loads(text) == {
+        "plugin_options": {"k:x": {"tree": {"a b": [1.5, {"d": True}]}, "none": {}}}
+    }
 
 
 def test_show_a_distribution(treadle):

@@ -17,6 +17,7 @@ from treadle.plugins import PluginManager, installed_kinds
 from treadle.plugins.entries import normal, scan
 from treadle_cli.flags import PLUGINS, Options, with_flags
 from treadle_cli.help import SectionedCommand, application
+from treadle_cli.option_examples import toml_example
 
 if TYPE_CHECKING:
     from treadle.testing.examination.listing import Row
@@ -224,6 +225,8 @@ def _print_description(description: Description) -> None:
     print("  options")
     table = [(o.flag, o.type, o.default, o.description) for o in description.options]
     print_table(("    FLAG", "TYPE", "DEFAULT", ""), [(f"    {row[0]}", *row[1:]) for row in table])
+    print("\nIn the file of --config:\n")
+    print(toml_example(description.id, description.options), end="")
 
 
 def print_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
