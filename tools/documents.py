@@ -290,6 +290,7 @@ BLOCKS: dict[str, Callable[[], str]] = (
         )
     }
     | {"http": http_api.reference, "cli": command_line.reference, "python": python_api.reference}
+    | {"layers": python_api.layers}
     | catalogue.BLOCKS
     | foreign_names.BLOCKS
     | kind_pages.BLOCKS

@@ -1,4 +1,4 @@
-"""The public names of ``treadle``, for docs/ref/python.md, from signatures and docstrings."""
+"""The public names of ``treadle`` and of the kit of layers, from signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 import treadle
+from treadle.api.contracts import is_protocol
 
-__all__ = ("markdown", "reference")
+__all__ = ("layers", "markdown", "reference")
 
 FIRST = (
     "LLM",
@@ -39,12 +40,31 @@ def reference() -> str:
     return "\n".join(line for name in ordered for line in _class(name, getattr(treadle, name)))
 
 
-def _class(name: str, kind: type) -> Iterator[str]:
+def layers() -> str:
+    """Every name that ``import treadle_layers_kit`` offers: the classes first, then the functions."""
+    import treadle_layers_kit as kit
+
+    values = {name: getattr(kit, name) for name in kit.__all__}
+    classes = [n for n, value in values.items() if inspect.isclass(value)]
+    functions = [n for n, value in values.items() if inspect.isfunction(value)]
+    sections = [line for name in classes for line in _class(name, values[name], made=True)]
+    for name in functions:
+        call = values[name]
+        shown = _signature(name, call, skip=0)
+        sections.append(f"## {name}\n\n```text\n{shown}\n```\n\n{markdown(call.__doc__ or '')}\n")
+    rest = ", ".join(f"`{n}`" for n in values if n not in {*classes, *functions})
+    return "\n".join(sections) + (f"\nAliases of types: {rest}.\n" if rest else "")
+
+
+def _class(name: str, kind: type, *, made: bool = False) -> Iterator[str]:
+    """The section of a class; ``made`` shows how one is made even if that is not documented."""
     yield f"## {name}\n\n{markdown(kind.__doc__ or '')}\n"
     if name in ELSEWHERE:
         yield f"{ELSEWHERE[name]}\n"
     elif rows := list(_fields(kind)):
         yield "| Field | Type | |\n| --- | --- | --- |\n" + "".join(rows)
+    if made and inspect.isfunction(vars(kind).get("__init__")) and not is_protocol(kind):
+        yield f"```text\n{_signature(name, vars(kind)['__init__'])}\n```\n"
     members = [(n, m) for n, m in vars(kind).items() if n == "__init__" or not n.startswith("_")]
     for member, value in members:
         function: Any = value.fget if isinstance(value, property) else value
@@ -71,11 +91,11 @@ def _fields(cls: type) -> Iterator[str]:
             yield f"| `{node.target.id}` | `{type_}` | {text} |\n"
 
 
-def _signature(title: str, call: Any) -> str:
-    """One line, or one for each argument if that is too long."""
+def _signature(title: str, call: Any, skip: int = 1) -> str:
+    """One line, or one for each argument if that is too long; without the first ``skip``, ``self``."""
     signature = inspect.signature(call)
     arguments: list[str] = []
-    for parameter in list(signature.parameters.values())[1:]:  # without self
+    for parameter in list(signature.parameters.values())[skip:]:
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in "".join(arguments):
             arguments.append("*")
         stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(parameter.kind.name, "")
