@@ -35,7 +35,7 @@ from treadle.api.models import ModelContext
 from treadle.plugins import PluginManager
 from treadle_layers_kit import LMHead, RMSNorm
 from treadle_worker_kit.communicator import TorchCommunicator, choose_communicator
-from treadle_worker_kit.fusion import apply_fusions
+from treadle_worker_kit.fusion import apply_fusions, kernel_finder
 
 SIZES = [1 << n for n in range(12, 27)]  # bytes
 ROWS = (1, 8, 32, 64, 128, 226, 512, 1024, 4096, 8192)
@@ -106,7 +106,7 @@ def layers(base: Communicator, tp_group: Communicator, device: torch.device) -> 
         norm, head = RMSNorm(context, WIDTH, 1e-6), LMHead(context, "head", 64, VOCABULARY)
     norm.tp_group = tp_group
     model = nn.ModuleList([norm, head])
-    report = apply_fusions(model, PluginManager().kernel, device_info(device), "bfloat16")
+    report = apply_fusions(model, kernel_finder(PluginManager()), device_info(device), "bfloat16")
     say(tp_group, served=report.backends)
     gather_op = head.gather_op
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.api.kinds import ATTENTION_BACKENDS
+from treadle.api.kinds import ATTENTION_BACKENDS, KERNEL_OPS
 from treadle.api.types import AttentionRequest, DeviceInfo, KernelRequest
 from treadle.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
 from treadle_worker_kit.attention import attention_offer
@@ -140,6 +140,6 @@ def test_kernels(site):
     backend(site, "slow", score=1)
     backend(site, "fast", score=50)
     plugins, request = site.plugin_manager(), KernelRequest(CPU, "float32", {"head": 64})
-    offer = plugins.kernel("rope", request)
+    offer = plugins.best_offer(KERNEL_OPS, op="rope", request=request)
     assert offer is not None and offer.name == "fast"
-    assert plugins.kernel("rms_norm", request) is None
+    assert plugins.best_offer(KERNEL_OPS, op="rms_norm", request=request) is None

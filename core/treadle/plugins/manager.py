@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from treadle.api.hookspecs import Options
-from treadle.api.kinds import EXTENSIONS, KERNEL_OPS
+from treadle.api.kinds import EXTENSIONS
 from treadle.api.plugin_kind import FALLBACK, PluginKind
 from treadle.api.plugin_options import check_options
 from treadle.api.result_checks import is_offer
@@ -31,9 +31,6 @@ from treadle.plugins.hooks import PluginHooks
 from treadle.plugins.loader import PluginLoader
 from treadle.plugins.registry import PluginRegistry, PluginSelection
 from treadle.plugins.switches import Switches
-
-if TYPE_CHECKING:
-    from treadle.api import types as t
 
 __all__ = ("PluginManager",)
 
@@ -159,10 +156,6 @@ class PluginManager(PluginRegistry):
         offers, _ = self._ranked_offers(kind, arguments, pin)
         label = arguments.get("op", "")
         return wrap(offers[0][0], self._guard(offers[0][1]), label=label) if offers else None
-
-    def kernel(self, op: str, request: t.KernelRequest) -> t.KernelOffer | None:
-        """Return the best offer for one operation behind the boundary; ``None`` if there is none."""
-        return self.best_offer(KERNEL_OPS, op=op, request=request)
 
     def _ranked_offers(
         self, kind: PluginKind[Any], arguments: dict[str, Any], pin: str | None

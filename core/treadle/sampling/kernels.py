@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treadle.api.attention import KernelRequest
 from treadle.api.cache import DeviceInfo
+from treadle.api.kinds import KERNEL_OPS
 from treadle.plugins import PluginManager
 from treadle.sampling.sampler import Sampler
 
@@ -21,7 +22,7 @@ def install_sampler_kernels(
     Returns the plugin's name by operation.
     """
     request = KernelRequest(device, dtype, {"vocab_size": sampler.vocab_size})
-    offers = {op: plugins.kernel(op, request) for op in SAMPLER_OPS}
+    offers = {op: plugins.best_offer(KERNEL_OPS, op=op, request=request) for op in SAMPLER_OPS}
     if (offer := offers["sample"]) is not None:
         sampler.sample_op = offer.load()
     if (offer := offers["argmax"]) is not None:

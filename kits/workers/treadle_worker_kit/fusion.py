@@ -13,12 +13,14 @@ from torch import nn
 
 from treadle.api.attention import KernelOffer, KernelRequest
 from treadle.api.cache import DeviceInfo
+from treadle.api.kinds import KERNEL_OPS
+from treadle.plugins import PluginManager
 from treadle_layers_kit.fusion import HasCollectiveOps, Kernel, Site, defer_all_reduce, kernel_sites
 
-__all__ = ("FusionReport", "apply_fusions")
+__all__ = ("FusionReport", "apply_fusions", "kernel_finder")
 
 FindKernel = Callable[[str, KernelRequest], KernelOffer | None]
-"""Returns the best offer for an operation, as ``PluginManager.kernel`` does."""
+"""Returns the best offer for an operation; see ``kernel_finder``."""
 
 
 @dataclass(slots=True)
@@ -46,6 +48,11 @@ class FusionReport:
                 )
                 text += f": {reason}"
             yield f"{text}."
+
+
+def kernel_finder(plugins: PluginManager) -> FindKernel:
+    """Return a function that asks the installed plugins."""
+    return lambda op, request: plugins.best_offer(KERNEL_OPS, op=op, request=request)
 
 
 def apply_fusions(

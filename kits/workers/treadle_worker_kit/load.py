@@ -21,7 +21,7 @@ from treadle_worker_kit.attention import AttentionLayers
 from treadle_worker_kit.budget import MemoryBudget
 from treadle_worker_kit.build import build_model
 from treadle_worker_kit.device import pick_device
-from treadle_worker_kit.fusion import apply_fusions
+from treadle_worker_kit.fusion import apply_fusions, kernel_finder
 from treadle_worker_kit.memory import (
     MemoryUsage,
     cache_advice,
@@ -124,7 +124,7 @@ def load_model(
                 guarded, attention, tp_group, stages, pages, device, vocab_size, max_len
             )
     with stages.stage("kernels"):
-        fusions = apply_fusions(model, plugins.kernel, info, dtype_name(dtype))
+        fusions = apply_fusions(model, kernel_finder(plugins), info, dtype_name(dtype))
         usage.shared = tp_group.memory_bytes
         groups = _cache_groups(attention, pages)
     facts = EngineInfo(

@@ -19,7 +19,7 @@ from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat
 from treadle.testing.quantization import QuantizationSuite
 from treadle_layers_kit import Linear
 from treadle_layers_kit.int4 import PackedInt4
-from treadle_worker_kit.fusion import apply_fusions
+from treadle_worker_kit.fusion import apply_fusions, kernel_finder
 
 CARD = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 
@@ -36,7 +36,9 @@ class OnCuda(QuantizationSuite):
     def load(self, *arguments: Any, **named: Any) -> Linear:
         built = super().load(*arguments, **named)
         packed = dict(built.named_children()).get("int4")
-        served = apply_fusions(built, PluginManager().kernel, self.device, dtype_name(built.dtype))
+        served = apply_fusions(
+            built, kernel_finder(PluginManager()), self.device, dtype_name(built.dtype)
+        )
         assert isinstance(packed, PackedInt4) == ("int4_linear" in served.backends)
         return built
 

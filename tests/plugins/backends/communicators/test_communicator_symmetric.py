@@ -38,7 +38,7 @@ from treadle.plugins import PluginManager
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit import LMHead, RMSNorm
 from treadle_worker_kit.communicator import TorchCommunicator, choose_communicator
-from treadle_worker_kit.fusion import apply_fusions
+from treadle_worker_kit.fusion import apply_fusions, kernel_finder
 
 CPU = torch.device("cpu")
 
@@ -398,7 +398,9 @@ def fused(ranks: SymmetricCommunicator, device: torch.device) -> list[str]:
     norm.tp_group = ranks
     norm.weight.data.uniform_(0.5, 2)
     model = torch.nn.ModuleList([norm, head])
-    served = apply_fusions(model, PluginManager().kernel, device_info(device), "bfloat16").backends
+    served = apply_fusions(
+        model, kernel_finder(PluginManager()), device_info(device), "bfloat16"
+    ).backends
     limit = ranks.custom.max_bytes if ranks.custom else 0
     sum_op, gather_op = norm.all_reduce_op, head.gather_op
     if sum_op is None or gather_op is None:

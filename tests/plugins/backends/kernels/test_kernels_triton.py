@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from treadle.api.cache import DeviceInfo
+from treadle.api.kinds import KERNEL_OPS
 from treadle.api.types import KernelOffer, KernelRequest, Refusal
 from treadle.plugins import PluginManager
 
@@ -261,7 +262,7 @@ def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:
 
 def test_an_unknown_operation_is_not_answered() -> None:
     request = KernelRequest(CUDA, "bfloat16", {"size": 64})
-    assert PluginManager().kernel("no_such_op", request) is None
+    assert PluginManager().best_offer(KERNEL_OPS, op="no_such_op", request=request) is None
 
 
 def test_odd_shapes_are_refused() -> None:
