@@ -52,8 +52,8 @@ HANGS = {
 CRASHES = {
     "start": "the engine; the start fails and names the last hook",
     "step": "the engine: running requests fail, and `/health` answers 503",
-    "text": "the server",
-    "parser": "the server",
+    "text": "the server; an [isolated](../do/isolate.md) renderer its request",
+    "parser": "the server; if it is [isolated](../do/isolate.md), the answer goes on as text",
     "compile": "the compilation, and its request; a matcher is part of the step",
     "hook": "the process; the start fails and names the hook",
     "route": "the server",

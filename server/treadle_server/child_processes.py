@@ -15,6 +15,7 @@ ROLES = {
     "treadle.engine.process": "engine",
     "treadle.structured_output.checker": "grammars",
     "treadle_jinja.isolation": "templates",
+    "treadle_server.isolation.child": "isolated",
 }
 """By the module that a child begins with; others are ``other``, whatever a plugin starts."""
 

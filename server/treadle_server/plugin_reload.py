@@ -97,6 +97,7 @@ def with_replaced(plugins: R, old: Collection[Entry], new: Collection[Entry]) ->
     plugins.switches.apply(new)
     new_plugins.check_lock()
     new_plugins.loader = PluginLoader(plugins.kinds.values(), plugins.loader.foreign_plugins)
+    new_plugins.loader.isolated = plugins.loader.isolated
     names = {entry.plugin for entry in old}
     for name, plugin in list(plugins.loader.plugins.items()):
         if name not in names:

@@ -103,4 +103,6 @@ def try_parsers(context: ServerContext, plugins: PluginManager, result: ReloadRe
         ):
             keys.add(active_key)
         for key in sorted(keys):
-            parsers.check(option, key, feed=True)
+            parser, _ = parsers.open(kind, key)
+            parser.feed("treadle", ())
+            parser.finish()

@@ -18,6 +18,7 @@ from litestar.concurrency import set_asyncio_executor
 from treadle.config import EngineConfig
 from treadle.errors import EngineDeadError, PluginLoadError
 from treadle.processes.logs import steps
+from treadle.text.parser_plugins import PARSER_KINDS
 from treadle_server.banner import banner
 from treadle_server.batches.storage import check_files_dir
 from treadle_server.config import ServerConfig
@@ -148,7 +149,7 @@ async def _start(
         parsers = context.chat_processor.parser_plugins
         for option, key in parsers.keys.items():
             if key is not None:  # a wrong name stops the start, and not a request
-                parsers.check(option, key)
+                parsers.open(PARSER_KINDS[option], key)
         return Lifecycle(context, bound, signals)
 
     return await asyncio.to_thread(build)

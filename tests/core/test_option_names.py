@@ -30,6 +30,7 @@ FREE_TEXTS = {
     "disable_plugin",
     "download_dir",
     "generation_config",
+    "isolate",
     "model",
     "pin_plugin",
     "plugin_file",

@@ -20,13 +20,15 @@ from treadle.regular_files import import_file
 
 __all__ = ("PluginLoader",)
 
+PROXY = "treadle_server.isolation.plugin:IsolatedPlugin"  # made from an entry
+
 
 class PluginLoader:
     """Owns one pluggy manager, ``pm``. Loading is safe in threads.
 
     ``foreign_plugins`` names plugins that also declare keys of kinds which are unknown here: they may
-    implement hooks of the distribution that declares such a kind. ``plugins`` are the loaded ones
-    by name: one object serves many entries.
+    implement hooks of the distribution that declares such a kind. ``isolated`` names those of which
+    a proxy is loaded. ``plugins`` are the loaded ones by name: one object serves many entries.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class PluginLoader:
         for specs in dict.fromkeys(kind.specs for kind in kinds):
             self.pm.add_hookspecs(specs)
         self.foreign_plugins = foreign_plugins
+        self.isolated: Collection[str] = ()
         self.plugins: dict[str, object] = {}
         self._lock = threading.RLock()
 
@@ -46,7 +49,7 @@ class PluginLoader:
                 try:
                     if entry.plugin not in self.plugins:
                         steps.debug("importing %s from %s", entry.id, entry.owner)
-                        self.add(entry.plugin, _import(entry))
+                        self.add(entry.plugin, _import(entry, entry.plugin in self.isolated))
                     entry.state = "loaded"
                 except (Exception, SystemExit) as error:  # an import may do anything
                     is_load_error = isinstance(error, PluginLoadError)
@@ -104,7 +107,9 @@ class PluginLoader:
         declared_options(plugin)
 
 
-def _import(entry: Entry) -> object:
+def _import(entry: Entry, is_isolated: bool) -> object:
+    if is_isolated:
+        return metadata.EntryPoint(entry.key, PROXY, entry.kind).load()(entry)
     if entry.file is not None:
         return import_file(module_name(entry), entry.file)
     plugin = metadata.EntryPoint(entry.key, entry.target, entry.kind).load()

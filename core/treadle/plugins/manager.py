@@ -10,7 +10,7 @@ None of them belongs into the step loop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -29,7 +29,7 @@ from treadle.plugins.entries import Entry, scan
 from treadle.plugins.guard import PluginGuard
 from treadle.plugins.hooks import PluginHooks
 from treadle.plugins.loader import PluginLoader
-from treadle.plugins.registry import PluginRegistry, PluginSelection
+from treadle.plugins.registry import PluginRegistry, PluginSelection, Source
 from treadle.plugins.switches import Switches
 
 __all__ = ("PluginManager",)
@@ -46,17 +46,14 @@ class PluginManager(PluginRegistry):
         super().__init__(config, **parts)
         foreign_plugins = {e.plugin for e in self.entries if e.kind not in self.kinds}
         self.loader = PluginLoader(self.kinds.values(), foreign_plugins)
+        self.loader.isolated = {e.plugin for e in self.entries if e.id in self.config.isolate}
         self.call_stats = PluginCallStats(self.config.plugin_time_budget)
         self._guards: dict[int, PluginGuard] = {}
         self._extensions: list[Entry] | None = None
 
     @classmethod
     def from_selection(
-        cls,
-        selection: PluginSelection,
-        config: PluginConfig | None = None,
-        *,
-        source: Callable[[], Iterable[Entry]] | None = None,
+        cls, selection: PluginSelection, config: PluginConfig | None = None, source: Source = scan
     ) -> Self:
         """Return the manager of a worker process, which refuses a different installation.
 
@@ -70,7 +67,7 @@ class PluginManager(PluginRegistry):
             plugin_lock_file=None,
         )
         switches = Switches(strict=config.plugin_strict)
-        return cls(config, source=lambda: selection.entries(source or scan), switches=switches)
+        return cls(config, source=lambda: selection.entries(source), switches=switches)
 
     def load(self, kind: str, key: str) -> object:
         """Import the plugin that serves ``kind:key`` and return it."""

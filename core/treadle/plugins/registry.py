@@ -26,10 +26,11 @@ from treadle.plugins.kinds import check_known, installed_kinds
 from treadle.plugins.local import local_entries
 from treadle.plugins.switches import Switches
 
-__all__ = ("PluginRegistry", "PluginSelection")
+__all__ = ("PluginRegistry", "PluginSelection", "Source")
 
 log = logging.getLogger("treadle.plugins")
 MAX_LISTED_KEYS = 24
+Source = Callable[[], Iterable[Entry]]
 
 
 class PluginSelection(msgspec.Struct, frozen=True, array_like=True):
@@ -41,7 +42,7 @@ class PluginSelection(msgspec.Struct, frozen=True, array_like=True):
 
     choices: list[Entry]
 
-    def entries(self, installed: Callable[[], Iterable[Entry]] = scan) -> Iterator[Entry]:
+    def entries(self, installed: Source = scan) -> Iterator[Entry]:
         """Yield the selected entries; one whose plugin differs here is broken, with the reason."""
         files = {e.file for e in self.choices if e.file and Path(e.file).is_file()}
         candidates = chain(installed(), *map(local_entries, files))
@@ -68,7 +69,7 @@ class PluginRegistry:
         self,
         config: PluginConfig | None = None,
         *,
-        source: Callable[[], Iterable[Entry]] | None = None,
+        source: Source | None = None,
         switches: Switches | None = None,
         kinds: Mapping[str, PluginKind[Any]] | None = None,
     ) -> None:
@@ -208,15 +209,17 @@ class PluginRegistry:
         for kind in self.config.plugin_time_budget:
             check_known(kind, self.kinds, "plugin_time_budget")
         entry_ids = {e.id for e in self.entries}
-        for name in self.config.plugin_options:
+        for name in (*self.config.plugin_options, *self.config.isolate):
+            option = "plugin_options" if name in self.config.plugin_options else "isolate"
             kind, _, key = name.partition(":")
             if kind not in self.kinds or not key:
                 raise ConfigError(
-                    f"plugin_options names {name!r}; write kind:key with a kind of: "
+                    f"{option} names {name!r}; write kind:key with a kind of: "
                     f"{', '.join(self.kinds)}"
                 )
-            if name not in entry_ids and f"{kind}:{FALLBACK}" not in entry_ids:
-                raise ConfigError(f"plugin_options: {self.missing(kind, key)}")
+            served = {name} if option == "isolate" else {name, f"{kind}:{FALLBACK}"}
+            if not served & entry_ids:
+                raise ConfigError(f"{option}: {self.missing(kind, key)}")
         known_names = entry_ids | {normal(e.dist) for e in self.entries}
         for name in self.config.disable_plugin:
             if (name if ":" in name else normal(name)) not in known_names:

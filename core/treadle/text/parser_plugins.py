@@ -103,13 +103,6 @@ class ParserPlugins:
             log.debug("%s: %s, %s", option, decision.key or NONE, decision.reason)
         return cls(plugins, tokenizer, keys, **options)
 
-    def check(self, option: str, key: str, *, feed: bool = False) -> None:
-        """Open a parser, and with ``feed`` let it read a word. Raises what it raises."""
-        parser, _ = self._open(PARSER_KINDS[option], key)
-        if feed:
-            parser.feed("treadle", ())
-            parser.finish()
-
     def output_parser(
         self,
         prompt: str,
@@ -157,7 +150,7 @@ class ParserPlugins:
         key, constraint = self.tool_call_parser or "", None
 
         def grammar() -> GrammarSpec | None:
-            parser: ToolParser = self._open(TOOL_PARSERS, key, tools=tools)[0]
+            parser: ToolParser = self.open(TOOL_PARSERS, key, tools=tools)[0]
             return parser.grammar_for_tool_choice(choice)
 
         try:
@@ -179,7 +172,7 @@ class ParserPlugins:
             raise RequestError("this model has no tokenizer, so its outputs cannot be parsed")
         return self.tokenizer
 
-    def _open(
+    def open(
         self, kind: PluginKind[Any], key: str, *, tools: Sequence[Tool] = (), prompt: str = ""
     ) -> tuple[Any, bool]:
         """Return a new parser behind its boundary, and whether it may run on the event loop."""
@@ -195,7 +188,7 @@ class ParserPlugins:
         kind, key = PARSER_KINDS[option], self.keys[option] or ""
         return GuardedParser(
             f"{option}={key}",
-            partial(self._open, kind, key, **arguments),
+            partial(self.open, kind, key, **arguments),
             inline=self._is_inline(kind, key),
             strict=self.plugins.switches.strict,
             plugin=f"{kind.name}:{key}",
@@ -208,14 +201,15 @@ class ParserPlugins:
             entry = self.plugins.choose(kind.name, key)
         except TreadleError:  # building it raises this again, where it is handled
             return False
-        return entry.file is None and normal(entry.dist) in DISTRIBUTIONS
+        is_here = entry.file is None and entry.plugin not in self.plugins.loader.isolated
+        return is_here and normal(entry.dist) in DISTRIBUTIONS
 
     async def _tag_ids(self, kind: PluginKind[Any], key: str) -> frozenset[int]:
         plugin = f"{kind.name}:{key}"
         if plugin not in self._special_ids:
             try:
                 tags = await self._call(
-                    kind, key, "special_tags", lambda: _tags_of(self._open(kind, key)[0])
+                    kind, key, "special_tags", lambda: _tags_of(self.open(kind, key)[0])
                 )
             except PluginLoadError as error:  # every output reports it
                 log.warning("the tags of %s are not known: %s", plugin, error, exc_info=error)

@@ -24,6 +24,7 @@ from treadle.errors import (
 from treadle.testing.examination.listing import Row, rows
 from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
+from treadle_server.isolation.plugin import refused
 from treadle_server.keys import Keys
 from treadle_server.openapi import CONFLICT, error_responses
 from treadle_server.outcomes import hanging
@@ -50,7 +51,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         # The metadata of every distribution is read: not on the event loop.
         row_list: list[Row] = await asyncio.to_thread(lambda: list(rows(context.engine.plugins)))
         states = context.stats.plugin_states if context.stats is not None else {}
-        hangs = hanging(context.engine.parser_watchdog)
+        hangs = hanging(context.engine.parser_watchdog) | refused(context.engine.plugins)
         return PluginList(
             system_fingerprint=context.fingerprint,
             data=[describe(row, states, hangs) for row in row_list],

@@ -62,6 +62,8 @@ def _owner_notes(plugins: PluginManager, entry: Entry) -> Iterator[str]:
         yield f"local file {entry.file}"
     elif entry.override:
         yield "override"
+    if entry.plugin in plugins.loader.isolated:
+        yield "isolated"
     if not entry.usable or plugins.kinds[entry.kind].mode == "always":
         return
     try:
