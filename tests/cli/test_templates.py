@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,15 @@ def test_every_kind_has_a_template(generated_projects):
         assert tests.is_file() and (project / "README.md").is_file()
         assert "$" not in tests.read_text()
         assert {"__pycache__/", "dist/"} <= set((project / ".gitignore").read_text().split())
+
+
+def test_a_project_declares_the_generation_that_treadle_speaks(tmp_path, monkeypatch):
+    kind = replace(installed_kinds()["tool_parsers"], generation=3)
+    monkeypatch.setattr("treadle_cli.templates.installed_kinds", lambda: {"tool_parsers": kind})
+    project = render("tool_parsers", "mine", tmp_path)
+    about = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    assert about["entry-points"] == {"treadle.tool_parsers.v3": {"mine": "treadle_mine"}}
+    assert "tool__parsers%20v3" in (project / "README.md").read_text()
 
 
 @pytest.mark.parametrize("kind", installed_kinds())

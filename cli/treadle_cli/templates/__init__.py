@@ -101,7 +101,7 @@ def _template_variables(kind: str, key: str) -> dict[str, str]:
     dist = normal(f"treadle-{key}")
     major, minor = version("treadle-core").split(".")[:2]
     versions = f">={major}.{minor},<{major}.{int(minor) + 1}"
-    package = dist.replace("-", "_")
+    package, declared = dist.replace("-", "_"), installed_kinds()[kind]
     return {
         "kind": kind,
         "key": key,
@@ -109,9 +109,10 @@ def _template_variables(kind: str, key: str) -> dict[str, str]:
         "package": package,
         "target": f"{package}:Extension" if kind == "extensions" else package,
         "title": "".join(part.title() for part in re.split(r"[-_.]+", key)),
+        "group": declared.group + f".v{declared.generation}" * (declared.generation > 1),
         "core": f"treadle-core{versions}",
         "cli": f"treadle-cli{versions}",
-        "badge": f"{kind.replace('_', '__')}%20v{installed_kinds()[kind].generation}",
+        "badge": f"{kind.replace('_', '__')}%20v{declared.generation}",
         "more": "".join(f', "{requirement}"' for requirement in MORE.get(kind, ())),
     }
 

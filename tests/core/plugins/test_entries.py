@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from treadle.api.hookspecs import AllResultsHooks, FirstResultHooks
+from treadle.api.kinds import QUANTIZATION
 from treadle.api.plugin_kind import parse_group
+from treadle.config import PluginConfig
 from treadle.plugins import PluginManager, installed_kinds
 from treadle.plugins.entries import scan
+from treadle.testing.examination.findings import entry_findings
 
 
 def test_scan_yields_what_metadata_declares(site):
@@ -68,6 +72,25 @@ def test_another_generation_is_incompatible_and_says_so(site):
         "incompatible",
         "speaks quantization v2, this treadle speaks v1",
     )
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_distribution_may_offer_two_generations(site, generation):
+    """The one that is spoken is used and locked, and the doctor has nothing to say."""
+    kinds = {"quantization": replace(QUANTIZATION, generation=generation)}
+    groups = {"treadle.quantization": {"awq": "old"}, "treadle.quantization.v2": {"awq": "new"}}
+    site.install("both-awq", groups)
+    plugins = PluginManager(PluginConfig(), source=site.scan, kinds=kinds)
+    owner = plugins.choose("quantization", "awq")
+    assert (owner.target, owner.generation) == ({1: "old", 2: "new"}[generation], generation)
+    assert [(p.id, p.generation) for p in plugins.lock().plugins] == [
+        ("quantization:awq", generation)
+    ]
+    assert [f for e in plugins.entries for f in entry_findings(plugins, e)] == []
+    site.install("late-awq", {f"treadle.quantization.v{3 - generation}": {"awq": "late"}})
+    plugins = PluginManager(PluginConfig(), source=site.scan, kinds=kinds)
+    (finding,) = [f for e in plugins.entries for f in entry_findings(plugins, e)]
+    assert finding.code == "generation"
 
 
 def test_an_unknown_kind_is_incompatible(site):

@@ -85,7 +85,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 def entry_findings(plugins: PluginManager, entry: Entry) -> Iterator[Finding]:
     """Yield the findings of an entry that need no import, without those of its distribution."""
-    if entry.state == "incompatible":
+    if entry.state == "incompatible" and not spoken_elsewhere(entry, plugins):
         yield Finding("generation", entry.reason)
     if not entry.usable or plugins.kinds[entry.kind].mode == "always":
         return
@@ -101,6 +101,12 @@ def entry_findings(plugins: PluginManager, entry: Entry) -> Iterator[Finding]:
         yield Finding("conflict", str(error))
     except PluginNotFoundError as error:
         yield Finding("pin", str(error))
+
+
+def spoken_elsewhere(entry: Entry, plugins: PluginManager) -> bool:
+    """Return whether the distribution declares the key in the generation that treadle speaks, too."""
+    same_key = [e for e in plugins.entries if (e.id, e.dist) == (entry.id, entry.dist)]
+    return any(e.state != "incompatible" for e in same_key)
 
 
 def loses_to(entry: Entry, owner: Entry, plugins: PluginManager) -> bool:
