@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 
 import catalogue
 import command_line
+import contracts
 import foreign_names
 import http_api
 import kernel_pages
@@ -291,6 +292,7 @@ BLOCKS: dict[str, Callable[[], str]] = (
     }
     | {"http": http_api.reference, "cli": command_line.reference, "python": python_api.reference}
     | {"layers": python_api.layers}
+    | contracts.BLOCKS
     | catalogue.BLOCKS
     | foreign_names.BLOCKS
     | kind_pages.BLOCKS
