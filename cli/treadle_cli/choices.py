@@ -29,12 +29,12 @@ from treadle.config import EngineConfig, SchedulerConfig
 from treadle.errors import PluginLoadError
 from treadle.loading import fetch, parse_ref
 from treadle.loading.formats import detect_format
-from treadle.loading.matching import AUTO, Decision, choose_executor
+from treadle.loading.matching import AUTO, NONE, Decision, choose_executor, decide
 from treadle.plugins import PluginManager
 from treadle.sampling.kernels import SAMPLER_OPS
 from treadle.structured_output.manager import preferred_order
 from treadle.text.assets import FrontendAssets, choose_renderer
-from treadle.text.parser_plugins import PARSER_KINDS, choose_parser
+from treadle.text.parser_plugins import PARSER_KINDS
 from treadle_layers_kit import SingleRankCommunicator
 from treadle_layers_kit.fusion import defer_all_reduce, kernel_sites
 from treadle_worker_kit.attention import AttentionLayers
@@ -74,7 +74,8 @@ def explain(
     yield _named_choice(plugins, "scheduling-policy", "scheduling_policies", policy, default)
     yield _structured_output(plugins, config.plugins.structured_output_backends)
     for option, kind in PARSER_KINDS.items():
-        decision = choose_parser(option, config.model, plugins, assets.traits)
+        name = getattr(config.model, option) or NONE
+        decision = decide(plugins, kind, assets.traits, name)
         yield matched_choice(plugins, option.replace("_", "-"), kind.name, decision)
 
 

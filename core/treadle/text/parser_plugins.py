@@ -13,7 +13,7 @@ from treadle.api.plugin_kind import PluginKind
 from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleError
 from treadle.known_plugins import DISTRIBUTIONS
-from treadle.loading.matching import NONE, Decision, decide
+from treadle.loading.matching import NONE, decide
 from treadle.plugins.entries import normal
 from treadle.processes.failure import strict_error
 from treadle.processes.watchdog import PluginThreads
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from treadle.plugins import PluginManager
     from treadle.plugins.call_stats import PluginCallStats
 
-__all__ = ("PARSER_KINDS", "ParserPlugins", "choose_parser", "parser_watchdog")
+__all__ = ("PARSER_KINDS", "ParserPlugins", "parser_watchdog")
 
 T = TypeVar("T")
 log = logging.getLogger("treadle.text")
@@ -39,16 +39,6 @@ PARSER_KINDS: Mapping[str, PluginKind[Any]] = {
     "reasoning_parser": REASONING_PARSERS,
 }
 """Option of the engine, kind of plugin."""
-
-
-def choose_parser(
-    option: str, config: ModelConfig, plugins: PluginManager, traits: ModelTraits
-) -> Decision:
-    """Return what one option means for a model.
-
-    Raises ``PluginConflictError`` if several parsers match equally well.
-    """
-    return decide(plugins, PARSER_KINDS[option], traits, getattr(config, option) or NONE)
 
 
 def parser_watchdog(call_stats: PluginCallStats) -> PluginThreads:
@@ -97,8 +87,8 @@ class ParserPlugins:
         Raises ``PluginConflictError`` if several parsers match equally well.
         """
         keys: dict[str, str | None] = {}
-        for option in PARSER_KINDS:
-            decision = choose_parser(option, config, plugins, traits)
+        for option, kind in PARSER_KINDS.items():
+            decision = decide(plugins, kind, traits, getattr(config, option) or NONE)
             keys[option] = decision.key
             log.debug("%s: %s, %s", option, decision.key or NONE, decision.reason)
         return cls(plugins, tokenizer, keys, **options)
