@@ -10,7 +10,7 @@ import msgspec
 
 from treadle.config import EngineConfig, from_options
 from treadle.errors import ConfigError, RequestError
-from treadle.plugins import installed_kinds
+from treadle.plugins.kinds import check_known, installed_kinds
 from treadle_cli.flags.groups import ENGINE, Group
 from treadle_cli.flags.types import choices_of
 from treadle_cli.rewrite import PREFIX
@@ -74,10 +74,7 @@ def plugin_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
         key, _, option = rest.rpartition(".")
         if not (equals and key and option):
             raise ConfigError(f"{PREFIX}{text}: write {PREFIX}KIND.KEY.OPTION=VALUE")
-        if kind not in installed_kinds():
-            raise ConfigError(
-                f"{PREFIX}{text}: there is no kind {kind!r}; known kinds: {', '.join(installed_kinds())}"
-            )
+        check_known(kind, installed_kinds(), f"{PREFIX}{text}")
         table.setdefault(f"{kind}:{key}", {})[option.replace("-", "_")] = _value(value)
     return table
 

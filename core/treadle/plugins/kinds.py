@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Mapping
 from functools import cache
@@ -46,4 +47,6 @@ def installed_kinds() -> Mapping[str, PluginKind[Any]]:
 def check_known(kind: str, kinds: Mapping[str, PluginKind[Any]], where: str) -> None:
     """Raise ``ConfigError`` for a name that is no kind; ``where`` is what the user wrote."""
     if kind not in kinds:
-        raise ConfigError(f"{where}: there is no kind {kind!r}; known kinds: {', '.join(kinds)}")
+        hint = "".join(f"did you mean {k!r}? " for k in difflib.get_close_matches(kind, kinds, n=1))
+        names = f"{hint}known kinds: {', '.join(kinds)}"
+        raise ConfigError(f"{where}: there is no kind {kind!r}; {names}")

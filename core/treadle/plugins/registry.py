@@ -212,13 +212,9 @@ class PluginRegistry:
         for name in (*self.config.plugin_options, *self.config.isolate):
             option = "plugin_options" if name in self.config.plugin_options else "isolate"
             kind, _, key = name.partition(":")
-            if kind not in self.kinds or not key:
-                raise ConfigError(
-                    f"{option} names {name!r}; write kind:key with a kind of: "
-                    f"{', '.join(self.kinds)}"
-                )
+            check_known(kind, self.kinds, f"{option} names {name!r}, write kind:key")
             served = {name} if option == "isolate" else {name, f"{kind}:{FALLBACK}"}
-            if not served & entry_ids:
+            if not key or not served & entry_ids:
                 raise ConfigError(f"{option}: {self.missing(kind, key)}")
         known_names = entry_ids | {normal(e.dist) for e in self.entries}
         for name in self.config.disable_plugin:
