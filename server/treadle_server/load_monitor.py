@@ -74,7 +74,12 @@ class LoadMonitor(logging.Handler):
         super().close()
 
     def _end(self, text: str) -> None:
-        log.error("%s has not ended in %g s; this process ends, and was here:", text, self._limit)
+        log.error(
+            "%s has not ended in %g s; this process ends, and was here (--disable-plugin DIST starts "
+            "without a plugin, treadle plugin bisect -- COMMAND finds which one it is):",
+            text,
+            self._limit,
+        )
         faulthandler.dump_traceback(sys.__stderr__ or 2)
         os._exit(1)
 

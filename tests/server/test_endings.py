@@ -15,14 +15,25 @@ from treadle_server.load_monitor import LoadMonitor, last_step
 MONITOR = """
 import sys, threading, time
 from pathlib import Path
+from treadle.api.kinds import STAT_LOGGERS
 from treadle.config import PluginConfig
 from treadle.plugins import PluginManager
 from treadle_server.load_monitor import LoadMonitor
 LoadMonitor(Path(sys.argv[1]), 1.5).start()
-PluginManager(PluginConfig(plugin_file=[sys.argv[2]])).load("stat_loggers", "bad")
+plugins = PluginManager(PluginConfig(plugin_file=[sys.argv[2]]))
+plugins.load("stat_loggers", "bad")
 print("loaded")
+plugins.create(STAT_LOGGERS, "bad")
 """
 BAD = 'TREADLE = {"stat_loggers": ["bad"]}\n'
+HOOK = "from treadle.api import impl\n@impl\ndef treadle_stat_logger():\n    "
+CRASH = "import os; os.kill(os.getpid(), 11)"
+EXIT = "import os; os._exit(7)"
+OVERFLOW = (
+    "import ctypes, sys, threading; sys.setrecursionlimit(10**9); threading.stack_size(1 << 18); "
+    "f = ctypes.CFUNCTYPE(None)(lambda: f()); t = threading.Thread(target=f); t.start(); t.join()"
+)
+RECURSION = "f = lambda: f(); f()"
 GUARD = """
 import asyncio, sys, threading, time, uvloop
 from treadle_server.exit_guard import ExitGuard
@@ -62,27 +73,46 @@ def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.parametrize("where", ["importing", "calling"])
 @pytest.mark.parametrize(
     ("end", "status"),
     [
         ("import time; time.sleep(600)", 1),
-        ("import os; os.kill(os.getpid(), 11)", -signal.SIGSEGV),
-        ("import os; os._exit(7)", 7),
+        (CRASH, -signal.SIGSEGV),
+        (OVERFLOW, -signal.SIGSEGV),
+        (EXIT, 7),
     ],
+    ids=["hang", "crash", "overflow", "exit"],
 )
-def test_a_plugin_that_ends_a_start_is_named(end: str, status: int, tmp_path: Path) -> None:
+def test_a_plugin_that_ends_a_start_is_named(
+    where: str, end: str, status: int, tmp_path: Path
+) -> None:
     file, folder = tmp_path / "bad.py", tmp_path / "steps"
     folder.mkdir()
-    file.write_text(BAD + end)
+    file.write_text(BAD + (HOOK if where == "calling" else "") + end)
     process = run(MONITOR, folder, file)
-    assert process.returncode == status and "loaded" not in process.stdout
-    text = "importing stat_loggers:bad from bad.py "
+    assert process.returncode == status, process.stderr
+    assert ("loaded" in process.stdout) is (where == "calling")
+    text = f"{where} stat_loggers:bad from bad.py "
+    if where == "calling":
+        text = "calling treadle_stat_logger of stat_loggers:bad from bad.py "
     assert last_step(folder).startswith(text)
     if status == 1:
         assert f"{text}" in process.stderr and "takes more than a second" in process.stderr
         assert "has not ended in 1.5 s" in process.stderr
-    if status != 7:
-        assert f'File "{file}", line 2' in process.stderr
+        assert "--disable-plugin DIST" in process.stderr and "plugin bisect" in process.stderr
+    if end not in (OVERFLOW, EXIT):  # faulthandler has a stack of its own in the main thread only
+        assert f'File "{file}", line ' in process.stderr
+
+
+@pytest.mark.parametrize("hook", ["", HOOK], ids=["import", "hook"])
+def test_endless_recursion_is_an_error_that_names_the_plugin(hook: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(BAD + hook + RECURSION)
+    process = run(MONITOR, tmp_path, file)
+    words = "failed in treadle_stat_logger: " if hook else "failed to load: "
+    assert "PluginLoadError: stat_loggers:bad from bad.py" in process.stderr
+    assert f"{words}RecursionError" in process.stderr and "bad.py, line" in process.stderr
 
 
 def test_a_step_that_has_ended_is_not_told_of(tmp_path: Path) -> None:
