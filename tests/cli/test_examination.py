@@ -92,7 +92,10 @@ EXPECTED = {key: (code, words) for key, (_, code, words) in BROKEN.items()} | {
     "contested": ("conflict", "choose one with --pin-plugin scheduling_policies:contested=DIST"),
     "future": ("generation", "speaks scheduling_policies v2, this treadle speaks v1"),
     "old": ("requirement", "requires treadle-core <0.1, installed is"),
-    "needy": ("dependency", "not-there is not installed; pip install not-there>=2"),
+    "needy": (
+        "dependency",
+        "it needs not-there, which is not installed; pip install 'not-there>=2'",
+    ),
     "astray": ("target", "no module 'astray_module'"),
     "empty": ("target", "Nothing"),
     "gone": ("stale", "pip install -e"),

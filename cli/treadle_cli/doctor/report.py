@@ -10,6 +10,7 @@ from treadle.plugins import PluginManager, PluginSelection
 from treadle.plugins.entries import normal
 from treadle.testing.examination.checks import PluginReport, check
 from treadle.testing.examination.child_process import ChildError, ask
+from treadle.testing.examination.listing import UNMET
 from treadle_cli.doctor import machine
 from treadle_cli.doctor.survey import DeviceReport, Survey
 
@@ -63,6 +64,6 @@ def examine(
 
 def _healthy(plugins: PluginManager, results: Iterable[PluginReport]) -> PluginSelection:
     """Return the plugins that can be imported in the process that collects the offers."""
-    broken = {(c.distribution, c.target) for c in results if c.state == "broken"}
+    broken = {(c.distribution, c.target) for c in results if c.state in ("broken", UNMET)}
     choices = plugins.selection().choices
     return PluginSelection([c for c in choices if (c.dist, c.source) not in broken])

@@ -60,8 +60,14 @@ def test_damaged_metadata_are_one_broken_plugin(
 def test_a_missing_requirement_is_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, f"{GOOD}Requires-Dist: nowhere>=2\n".encode(), POINTS.encode())
     monkeypatch.syspath_prepend(tmp_path)
-    (row,) = (row for row in rows(PluginManager(), "stat_loggers") if row.key == "mine")
-    assert row.state == "broken" and "pip install nowhere>=2" in row.note
+    plugins = PluginManager()
+    (row,) = (row for row in rows(plugins, "stat_loggers") if row.key == "mine")
+    words = "it needs nowhere, which is not installed; pip install 'nowhere>=2'"
+    assert row.state == "unmet" and words in row.note
+    (entry,) = (e for e in plugins.entries if e.id == "stat_loggers:mine")
+    (report,), _ = check(plugins, [entry], seconds=60.0)
+    assert (report.state, report.seconds) == ("unmet", None)  # not imported
+    assert [(f.code, f.text) for f in report.findings] == [("dependency", words)]
 
 
 def test_who_claims_a_key_of_treadles_does_not_get_it(

@@ -11,6 +11,7 @@ from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry
 from treadle.testing.examination.child_process import ChildError, ask
 from treadle.testing.examination.findings import Finding, distribution_findings, entry_findings
+from treadle.testing.examination.listing import UNMET
 from treadle.testing.examination.probe import ImportResult, Request
 
 __all__ = ("PluginReport", "check")
@@ -37,8 +38,12 @@ def check(
     """Return the findings of each of ``entries``, and the report lines of their plugins."""
     entry_list = list(entries)
     targets: dict[str, list[Entry]] = {}
+    found = {e.dist: list(distribution_findings(e)) for e in entry_list if e.state != "disabled"}
+    unmet = {
+        dist for dist, findings in found.items() if any(f.code == "dependency" for f in findings)
+    }
     for entry in entry_list:
-        if entry.usable:
+        if entry.usable and entry.dist not in unmet:
             targets.setdefault(entry.plugin, []).append(entry)
     with ThreadPoolExecutor(MAX_PROCESSES) as pool:
         answers = pool.map(lambda same: _load(same, seconds), targets.values())
@@ -48,7 +53,10 @@ def check(
         for plugin, group in targets.items()
         for line in results[plugin].report
     ]
-    return [_plugin_report(plugins, entry, results) for entry in entry_list], reports
+    return [
+        _plugin_report(plugins, entry, found.get(entry.dist, []), results.get(entry.plugin))
+        for entry in entry_list
+    ], reports
 
 
 def _load(entries: Sequence[Entry], seconds: float) -> ImportResult:
@@ -60,21 +68,22 @@ def _load(entries: Sequence[Entry], seconds: float) -> ImportResult:
 
 
 def _plugin_report(
-    plugins: PluginManager, entry: Entry, results: dict[str, ImportResult]
+    plugins: PluginManager, entry: Entry, found: Iterable[Finding], answer: ImportResult | None
 ) -> PluginReport:
     findings = [*entry_findings(plugins, entry)]
     if entry.state != "disabled":  # nobody runs it, whatever is wrong with it
-        findings += distribution_findings(entry)
-    answer = results.get(entry.plugin)
+        findings += found
     time = None
     if answer is not None:
         findings += [*answer.findings, *answer.entry_findings.get(entry.id, ())]
         time = answer.seconds if answer.seconds >= 0 else None
-    state = entry.state
+    state: str = entry.state
     if any(f.fatal for f in (answer.findings if answer else ())):
         state = "broken"
     elif answer is not None:
         state = "loaded"
+    elif entry.usable:
+        state = UNMET
     return PluginReport(
         entry.id,
         entry.dist,

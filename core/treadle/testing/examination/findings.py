@@ -134,7 +134,8 @@ def requirement_findings(dist: str) -> Iterator[Finding]:
             installed_version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
             yield Finding(
-                "dependency", f"{requirement.name} is not installed; pip install {requirement}"
+                "dependency",
+                f"it needs {requirement.name}, which is not installed; pip install '{requirement}'",
             )
             continue
         if not requirement.specifier.contains(installed_version, prereleases=True):

@@ -12,7 +12,10 @@ from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, normal
 from treadle.testing.examination.findings import editable_folder, loses_to, requirement_findings
 
-__all__ = ("Row", "editable", "rows", "unmet_requirement")
+__all__ = ("UNMET", "Row", "editable", "rows", "unmet_requirement")
+
+UNMET = "unmet"
+"""The state of a plugin whose distribution needs another that is not installed."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -50,9 +53,9 @@ def rows(plugins: PluginManager, kind: str | None = None) -> Iterator[Row]:
                 dist_notes[entry.dist] = [n for n in notes if n]
             notes = [entry.reason, *_owner_notes(plugins, entry), *dist_notes[entry.dist]]
             note = "; ".join(n for n in notes if n)
-            state = entry.state
+            state: str = entry.state
             if state == "ready" and entry.dist in unmet_dists:
-                state = "broken"
+                state = UNMET
             yield Row(entry.kind, entry.key, entry.dist, entry.version, state, note, entry.target)
 
 
