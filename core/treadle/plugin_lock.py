@@ -32,10 +32,11 @@ class LockedPlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, orde
 
 
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a lock file, which is JSON."""
+    """The content of a lock file, which is JSON; ``code`` has a hash of each distribution's files."""
 
     version: int
     plugins: list[LockedPlugin]
+    code: dict[str, str] = {}
 
 
 def check_lock(present: Lock, name: str) -> None:

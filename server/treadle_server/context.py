@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -15,6 +15,7 @@ from litestar import Request
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
 from treadle.errors import CheckpointError, EngineDeadError, ModelNotFoundError, RequestError
+from treadle.testing.examination.integrity import codes
 from treadle.text.chat import ChatProcessor
 from treadle.text.input_processor import InputProcessor
 from treadle.text.parser_plugins import ParserPlugins
@@ -85,7 +86,8 @@ class ServerContext:
             watchdog=engine.parser_watchdog,
             on_failure=self.metrics.count_parser_failure,
         )
-        self.fingerprint = system_fingerprint(engine)
+        self.plugin_code = codes(engine.plugins)
+        self.fingerprint = system_fingerprint(engine, self.plugin_code)
         self.knows_developer = knows_developer(engine)
         self.responses = ResponseStore(
             config.max_stored_responses, config.max_stored_response_bytes
@@ -104,7 +106,8 @@ class ServerContext:
             self.parsers_from(plugins),
             self.engine.texts,
         )
-        self.fingerprint = system_fingerprint(self.engine)
+        self.plugin_code = codes(plugins)
+        self.fingerprint = system_fingerprint(self.engine, self.plugin_code)
         self.engine.parser_watchdog.close()
         if app is not None:
             self.app_instance, old = app, self.app_instance
@@ -226,11 +229,14 @@ def cache_config(engine: Engine) -> tuple[str, ...]:
     )
 
 
-def system_fingerprint(engine: Engine) -> str:
-    """Return the fingerprint of the model, its configuration and the plugins, without served names."""
+def system_fingerprint(engine: Engine, code: Mapping[str, str]) -> str:
+    """Return the fingerprint of the model, its configuration and the plugins, without served names.
+
+    ``code`` has the hashes of the plugins' files.
+    """
     config = engine.config
     model = msgspec.structs.replace(config.model, served_model_name=[])
-    parts = (model, config.cache, config.device, config.plugins, engine.assets.traits.config)
+    parts = (model, config.cache, config.device, config.plugins, engine.assets.traits.config, code)
     return fingerprint(engine.plugins, *parts)
 
 

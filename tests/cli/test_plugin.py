@@ -246,7 +246,7 @@ def test_test_without_the_distribution_of_the_suite(treadle, monkeypatch):
 
 
 def test_lock_and_locked(treadle, tmp_path):
-    assert "treadle.lock: " in treadle("plugin", "lock").out
+    assert "treadle.lock: " in treadle("plugin", "lock", "--allow-editable").out
     rows = json.loads((tmp_path / "treadle.lock").read_text())["plugins"]
     assert {
         "id": "scheduling_policies:fcfs",
@@ -265,7 +265,7 @@ def test_lock_and_locked(treadle, tmp_path):
     )
     assert result.code == 1
     assert "- scheduling_policies:priority (v1) from treadle-core 0.1.0\n" in result.err
-    result = treadle("plugin", "lock", "no/such/folder/treadle.lock")
+    result = treadle("plugin", "lock", "--allow-editable", "no/such/folder/treadle.lock")
     assert result.code == 2 and "cannot be written" in result.err
 
 

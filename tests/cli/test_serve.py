@@ -60,7 +60,7 @@ def test_it_serves_until_sigterm(checkpoint, tmp_path):
 def test_it_serves_only_with_the_plugins_that_are_locked(checkpoint, tmp_path):
     """The way of a deployment: what was tested is written down, and nothing else starts."""
     lock = tmp_path / "treadle.lock"
-    result = run("plugin", "lock", str(lock))
+    result = run("plugin", "lock", "--allow-editable", str(lock))
     assert (result.returncode, result.stderr) == (0, "") and lock.exists()
     with (
         serving(checkpoint, *SMALL, "--plugin-lock-file", str(lock)) as (_, url),

@@ -150,10 +150,16 @@ def index(
 def lock(
     *,
     file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("treadle.lock"),
+    allow_editable: Annotated[
+        bool, typer.Option("--allow-editable", help="Lock editable installations, too.")
+    ] = False,
     options: Options,
 ) -> None:
-    """Write down every plugin with its version, for treadle serve --plugin-lock-file FILE."""
-    plugin_lock = PluginManager(options.struct(PLUGINS)).lock()
+    """Write down every plugin with its version and code, for serve --plugin-lock-file FILE."""
+    from treadle.testing.examination.integrity import lock_with_code
+
+    plugins = PluginManager(options.struct(PLUGINS))
+    plugin_lock = lock_with_code(plugins, allow_editable=allow_editable)
     text = msgspec.json.format(msgspec.json.encode(plugin_lock)) + b"\n"
     try:
         file.write_bytes(text)

@@ -34,11 +34,11 @@ class Options:
     def engine(self, **defaults: Any) -> dict[str, Any]:
         """Return the engine's options, checked. ``defaults`` apply to options that the user did not set."""
         values = {**defaults, **self.of(ENGINE)}
-        from_options(values)
+        _checked(from_options(values))
         return values
 
     def engine_config(self, **defaults: Any) -> EngineConfig:
-        return from_options({**defaults, **self.of(ENGINE)})
+        return _checked(from_options({**defaults, **self.of(ENGINE)}))
 
     def struct(self, group: Group, **defaults: Any) -> Any:
         """The Struct of one group. Raises ``ConfigError`` or the error of the Struct itself."""
@@ -52,6 +52,16 @@ class Options:
             name = path.rstrip("`").partition("[")[0].partition(".")[0]
             text = f"option {name} is {values.get(name)!r}: {message}" if name else message
             raise ConfigError(text + _allowed(group, name)) from error
+
+
+def _checked(config: EngineConfig) -> EngineConfig:
+    """Return ``config``. Raises ``PluginConflictError`` if installed code is not the locked one."""
+    if config.plugins.plugin_lock_file is not None:
+        from treadle.plugins import PluginManager
+        from treadle.testing.examination.integrity import check_code
+
+        check_code(PluginManager(config.plugins))
+    return config
 
 
 def _allowed(group: Group, name: str) -> str:

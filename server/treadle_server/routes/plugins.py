@@ -21,6 +21,7 @@ from treadle.errors import (
     PluginNotFoundError,
     PluginReloadError,
 )
+from treadle.plugins.entries import normal
 from treadle.testing.examination.listing import Row, rows
 from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
@@ -54,7 +55,13 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         hangs = hanging(context.engine.parser_watchdog) | refused(context.engine.plugins)
         return PluginList(
             system_fingerprint=context.fingerprint,
-            data=[describe(row, states, hangs) for row in row_list],
+            data=[
+                {
+                    **describe(row, states, hangs),
+                    "code": context.plugin_code.get(normal(row.distribution), ""),
+                }
+                for row in row_list
+            ],
         )
 
     @post(
