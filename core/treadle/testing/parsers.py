@@ -53,6 +53,7 @@ from treadle.testing.streams import (
 
 __all__ = ("ReasoningSuite", "ToolParserSuite", "call", "merge_adjacent", "reasoning", "text")
 
+MANY_CALLS = 5
 TOOLS = (
     Tool("f", "Anything.", {"type": "object", "properties": {"x": {}}}),
     Tool("g", "Nothing.", {}),
@@ -184,6 +185,17 @@ class ToolParserSuite(StreamParserSuite):
             calls = [d for d in deltas if isinstance(d, ToolCallDelta)]
             assert [d.name for d in calls] == ["f", "f"], f"{output!r} became {deltas}"
             assert self.without_tags(item).strip() in collect(deltas), f"lost of {output!r}"
+
+    def test_each_of_many_calls_is_found(self) -> None:
+        """A model may ask for everything at once; what is right for two calls may not be for five."""
+        if not self.sound:
+            pytest.skip("it was given no sound call")
+        begin, separator, end = self.block
+        output = begin + separator.join([self.sound] * MANY_CALLS) + end
+        for pieces in ([output], list(output)):
+            deltas = self.parse(self.open, pieces)
+            found = [(d.index, d.name) for d in deltas if isinstance(d, ToolCallDelta)]
+            assert found == [(i, "f") for i in range(MANY_CALLS)], f"{output!r} became {deltas}"
 
     def test_prose_holds_no_calls(self) -> None:
         for output in self.prose:

@@ -240,6 +240,16 @@ class Mine"""
         return self.abandon_call(at)
 """),
             ),
+            Mutant(  # fails at its third call
+                "test_each_of_many_calls_is_found",
+                mine("""
+    def feed(self, text, ids):
+        deltas = super().feed(text, ids)
+        if any(getattr(delta, "index", 0) == 2 for delta in deltas):
+            raise KeyError(2)
+        return deltas
+"""),
+            ),
             Mutant(  # takes any JSON for a call
                 "test_prose_holds_no_calls",
                 mine(
