@@ -6,9 +6,11 @@ tests of this folder show the same of whole engines and servers, for faults of w
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import logging
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -36,6 +38,8 @@ from treadle.plugins.entries import Entry
 from treadle.plugins.guard import MAX_CONSECUTIVE_FAILURES, PluginGuard
 from treadle.processes import logs
 from treadle.processes.isolated import ignore_interrupts
+from treadle.processes.watchdog import MAX_STUCK_THREADS, PluginThreads
+from treadle.text.text_pool import MAX_SLOW_JOBS, TextPool
 from treadle_server import load_monitor
 from treadle_server.load_monitor import LoadMonitor, last_step
 
@@ -207,6 +211,63 @@ def test_a_breaker_opens_lets_one_trial_through_and_closes(site: Site) -> None:
     guard.retry_time = perf_counter()
     site.call(guard, lambda: None)
     assert guard.entry.state == "loaded" and not guard.strikes
+
+
+# The kinds whose methods are called in threads that are given up.
+PARSERS = [s for s in SITES if s.kind.name in ("tool_parsers", "reasoning_parsers")]
+TEXTS = [s for s in SITES if s.kind.name in ("tokenizers", "renderers")]
+
+
+@pytest.mark.parametrize("site", PARSERS, ids=str)
+async def test_a_method_of_a_parser_that_hangs_keeps_nobody_else(site: Site) -> None:
+    threads, guard = PluginThreads(0.001), guard_of(site.kind)
+    executor = threads[guard.entry.id]
+    calls = [executor.submit(lambda: site.call(guard, LEFT.wait)) for _ in range(MAX_STUCK_THREADS)]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [TimeoutError] * MAX_STUCK_THREADS
+    assert executor.is_broken
+    with pytest.raises(TimeoutError, match="4 threads are stuck in it"):
+        await executor.submit(lambda: None)
+    threads.budget = 60.0
+    assert await threads["another"].submit(lambda: "served") == "served"
+    threads.close()
+
+
+@pytest.mark.parametrize("site", TEXTS, ids=str)
+async def test_a_method_for_texts_that_hangs_is_named_and_keeps_nobody_else(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, guard, name = TextPool(0.001, 64), guard_of(site.kind), site.member.name
+    words = f"{site.kind.name}:x from stranger 1 failed in {name}: TimeoutError: "
+    calls = [
+        pool.run(lambda: site.call(guard, LEFT.wait), 1, guard=guard, method=name)
+        for _ in range(MAX_SLOW_JOBS)
+    ]
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(outcome, site.kind.error) and words in str(outcome)
+    with pytest.raises(site.kind.error, match="8 threads are stuck in it"):
+        await pool.run(lambda: None, 1, guard=guard, method=name)
+    monkeypatch.setattr(pool, "_budget", 60.0)
+    assert await pool.run(lambda: "served", 1, guard=guard_of(site.kind)) == "served"
+    pool.close()
+
+
+@pytest.mark.parametrize("site", SITES, ids=str)
+def test_a_method_that_crashes_its_process_is_named_by_its_line(site: Site, tmp_path: Path) -> None:
+    """What a crash costs is the process; what a server starts tells where in the plugin it was."""
+    log = tmp_path / "log"
+    file = tmp_path / "stranger.py"
+    file.write_text("import os, signal\n\ndef work():\n    os.kill(os.getpid(), signal.SIGSEGV)\n")
+    work = runpy.run_path(str(file))["work"]
+    child = os.fork()
+    if not child:
+        ignore_interrupts()  # and leave no core file
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+        LoadMonitor(tmp_path).start()
+        site.call(guard_of(site.kind), work)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
+    assert f'File "{file}", line 4 in work' in log.read_text()
 
 
 # -------------------------------------------------------------------------------- hooks
