@@ -35,7 +35,7 @@ def failing(
             check(**values, **{p: fixture(instance, p, scratch) for p in parameters})
         except pytest.skip.Exception:
             continue
-        except (Exception, pytest.fail.Exception) as error:
+        except (Exception, SystemExit, pytest.fail.Exception) as error:
             failed[name] = f"{type(error).__name__}: {error}"
     return failed
 

@@ -154,7 +154,7 @@ class StreamParserSuite(Matching):
             for end in range(len(output) + 1):
                 try:
                     self.parse(open_, [output[:end]])
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     pytest.fail(f"{type(error).__name__} at the end of {output[:end]!r}: {error}")
 
     def test_what_it_returns_can_be_sent(self) -> None:

@@ -165,6 +165,28 @@ class Mine"""
 """
                 ),
             ),
+            Mutant(  # ends the process there
+                "test_every_prefix_can_be_finished",
+                mine(
+                    SEEN
+                    + """
+        return super().feed(text, ids)
+
+    def finish(self):
+        if self.all == 'Well.\\n<tool_call>\\n{"na':
+            raise SystemExit(0)
+        return super().finish()
+"""
+                ),
+            ),
+            Mutant(  # returns texts where deltas are due, with what a user writes in two scripts
+                "test_what_it_returns_can_be_sent",
+                mine("""
+    def feed(self, text, ids):
+        deltas = super().feed(text, ids)
+        return [*deltas, text] if text == "\\u200d" else deltas
+"""),
+            ),
             Mutant(  # numbers calls with floats, which are equal to ints and sent as 0.0
                 "test_what_it_returns_can_be_sent",
                 mine("""
