@@ -1,8 +1,9 @@
-"""What no grammar can hold, checked as a value closes: ``uniqueItems``, and the format ``regex``."""
+"""What no grammar can hold, checked as a value closes: ``uniqueItems``, ``contains``, and the format ``regex``."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from treadle_structured_output_kit.apart import conjuncts, property_schemas, typ
 from treadle_structured_output_kit.drafts import map_children
 from treadle_structured_output_kit.json_schema import subschemas
 from treadle_structured_output_kit.negation import Negation
+from treadle_structured_output_kit.plain_values import canonical, matches, unreadable
 
 __all__ = ("ValueChecks", "ValueState", "needs_checks", "without_checks")
 
@@ -31,12 +33,18 @@ BLANKS = b" \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """An array or an object that is open; ``schemas`` all apply to it."""
+    """An array or an object that is open; ``schemas`` all apply to it.
+
+    ``wanted`` are those that still need an item: the ``contains`` of an array. ``max_items`` is
+    how many items it may have.
+    """
 
     is_array: bool
     schemas: list[Any]
     start: int
     is_unique: bool
+    wanted: tuple[Any, ...] = ()
+    max_items: float = math.inf
     seen: tuple[str, ...] = ()
     count: int = 0
     key: str | None = None
@@ -55,7 +63,9 @@ class ValueState:
     @property
     def is_checked(self) -> bool:
         """Whether the next token may close a value that is checked."""
-        return any(frame.is_unique for frame in self.stack) or any(map(_has_regex, self.schemas))
+        return any(f.is_unique or f.wanted for f in self.stack) or any(
+            map(_has_regex, self.schemas)
+        )
 
 
 def needs_checks(schema: Any) -> bool:
@@ -66,7 +76,7 @@ def without_checks(schema: Any) -> Any:
     """``schema`` as far as a grammar holds it."""
     if not isinstance(schema, Mapping):
         return schema
-    gone = {"uniqueItems"} | ({"format"} if _has_regex(schema) else set())
+    gone = {"contains", "uniqueItems"} | ({"format"} if _has_regex(schema) else set())
     kept = {name: value for name, value in schema.items() if name not in gone}
     return map_children(kept, without_checks)
 
@@ -79,7 +89,13 @@ class ValueChecks:
         self._resolve = Negation(root).resolve
         for path, schema in subschemas(root):
             if isinstance(schema, Mapping) and (name := self._unclear(schema)):
-                raise ValueError(f"uniqueItems or the format regex inside {name} at {path}")
+                raise ValueError(
+                    f"uniqueItems, contains or the format regex inside {name} at {path}"
+                )
+            if isinstance(schema, Mapping) and "contains" in schema:
+                reason = unreadable(schema["contains"])
+                if reason is not None:
+                    raise ValueError(f"contains with {reason} at {path}")
 
     def advance(self, state: ValueState, text: bytearray, begin: int) -> ValueState | None:
         """The state after ``text[begin:]``; ``None`` if it closes a value that fails its check."""
@@ -111,6 +127,8 @@ class ValueChecks:
         if byte in BLANKS:
             return state
         if byte in b"]}":
+            if state.stack[-1].wanted:
+                return None
             outer = replace(state, stack=state.stack[:-1], start=state.stack[-1].start, schemas=())
             return self._closed(outer, text, pos + 1)
         if byte == ord(",") or byte == ord(":"):
@@ -125,6 +143,10 @@ class ValueChecks:
         if first in "[{":
             is_unique = first == "[" and any(map(_is_unique, schemas))
             frame = _Frame(first == "[", schemas, pos, is_unique)
+            if first == "[":
+                wanted = tuple(part["contains"] for part in schemas if "contains" in part)
+                limits = [part["maxItems"] for part in schemas if "maxItems" in part]
+                frame = replace(frame, wanted=wanted, max_items=min(limits, default=math.inf))
             return ValueState((*state.stack, frame), "value" if first == "[" else "key")
         return ValueState(state.stack, "string" if first == '"' else "scalar", pos, tuple(schemas))
 
@@ -158,10 +180,16 @@ class ValueChecks:
         frame = state.stack[-1]
         frame = replace(frame, count=frame.count + 1)
         if frame.is_unique:
-            value = _canonical(json.loads(text[state.start : end]))
+            value = canonical(json.loads(text[state.start : end]))
             if value in frame.seen:
                 return None
             frame = replace(frame, seen=(*frame.seen, value))
+        if frame.wanted:
+            item = json.loads(text[state.start : end])
+            wanted = tuple(part for part in frame.wanted if not matches(part, item))
+            if wanted and frame.count >= frame.max_items:
+                return None  # nothing could follow it
+            frame = replace(frame, wanted=wanted)
         return ValueState((*state.stack[:-1], frame), "after")
 
     def _has_unused(self, state: ValueState, text: bytearray) -> bool:
@@ -176,7 +204,7 @@ class ValueChecks:
         lists = [part["enum"] for part in state.schemas if isinstance(part.get("enum"), list)]
         return all(
             any(
-                _canonical(value) not in seen
+                canonical(value) not in seen
                 and json.dumps(value, ensure_ascii=False).encode().startswith(begun)
                 for value in values
             )
@@ -238,20 +266,6 @@ def _has_regex(schema: Mapping[str, Any]) -> bool:
 
 
 def _is_check(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and (_is_unique(schema) or _has_regex(schema))
-
-
-def _canonical(value: Any) -> str:
-    """The same text for values that are equal: 1.0 is 1, and the order of keys says nothing."""
-    return json.dumps(_plain(value), sort_keys=True)
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case list():
-            return [_plain(item) for item in value]
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-    return value
+    return isinstance(schema, Mapping) and (
+        _is_unique(schema) or _has_regex(schema) or "contains" in schema
+    )

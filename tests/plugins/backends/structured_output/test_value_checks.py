@@ -142,3 +142,47 @@ def test_rollback(compiler: Any) -> None:
     matcher.rollback(len(tokens))
     assert all(map(matcher.accept_token, TOKENIZER.encode("[2, 1]")))
     assert matcher.is_accepting
+
+
+@pytest.mark.parametrize(
+    ("contains", "valid", "invalid"),
+    [
+        ({}, "[1]", "[]"),
+        ({"const": 1}, "[2, 1.0]", "[2, true]"),
+        ({"enum": ["a", None]}, '[1, "a", 2]', '["b"]'),
+        ({"type": "integer", "minimum": 5, "maximum": 6}, "[1, 5.0]", "[4, 5.5, 7]"),
+        ({"properties": {"a": {"const": 1}}, "required": ["a"], "type": "object"},
+         '[{}, {"b": 2, "a": 1}]', '[{"a": 2}, {"b": 1}, [1]]'),
+        ({"anyOf": [{"type": "null"}, {"type": "array"}]}, "[[]]", "[{}, false]"),
+        ({"allOf": [{"minimum": 2}, {"type": "number"}]}, '["a", 2]', '["a", 1]'),
+    ],
+)  # fmt: skip
+def test_contains(compiler: Any, contains: Any, valid: str, invalid: str) -> None:
+    schema = {"type": "array", "items": {}, "contains": contains}
+    nested = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": schema}}
+    for root, form in ((schema, "%s"), (nested, '{"a": %s}')):
+        grammar = compile_schema(compiler, root)
+        assert accepts(grammar, form % valid)
+        assert not accepts(grammar, form % invalid)
+
+
+def test_the_last_item_is_one_that_is_wanted(compiler: Any) -> None:
+    items = {"enum": ["red", "rose", "blue"]}
+    schema = {"type": "array", "items": items, "contains": {"const": "blue"}, "maxItems": 2}
+    grammar = compile_schema(compiler, schema)
+    assert accepts(grammar, '["red", "blue"]') and accepts(grammar, '["blue"]')
+    matcher = grammar.matcher()
+    assert all(map(matcher.accept_token, TOKENIZER.encode('["red", "rose')))
+    assert TOKENIZER.encode('"')[0] not in mask(matcher)
+
+
+@pytest.mark.parametrize(
+    "contains", [False, {"pattern": "a"}, {"properties": {"a": {"items": {}}}}, {"contains": {}}]
+)
+def test_what_contains_cannot_read_is_refused(compiler: Any, contains: Any) -> None:
+    spec = GrammarSpec("json_schema", json.dumps({"type": "array", "contains": contains}))
+    assert "contains" in str(compiler.unsupported_reason(spec))
+    counted = {"type": "array", "contains": {}, "maxContains": 2}
+    assert "maxContains" in str(
+        compiler.unsupported_reason(GrammarSpec("json_schema", json.dumps(counted)))
+    )

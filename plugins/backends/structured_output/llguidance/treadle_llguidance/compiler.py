@@ -27,7 +27,6 @@ REFUSED = frozenset(
     {
         "$dynamicRef",
         "$recursiveRef",
-        "contains",
         "dependencies",
         "dependentRequired",
         "dependentSchemas",
