@@ -186,3 +186,12 @@ def test_what_contains_cannot_read_is_refused(compiler: Any, contains: Any) -> N
     assert "maxContains" in str(
         compiler.unsupported_reason(GrammarSpec("json_schema", json.dumps(counted)))
     )
+
+
+def test_a_token_that_opens_and_closes_an_array_is_checked(compiler: Any) -> None:
+    schema = {"type": "array", "items": {}, "contains": {"const": 1}}
+    matcher = compile_schema(compiler, schema).matcher()
+    assert any(b"[" in text and b"]" in text for text in map(TOKENIZER.token_bytes, range(SIZE)))
+    for token in mask(matcher):
+        assert matcher.accept_token(token)
+        matcher.rollback(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ("CheckedGrammar", "TokenTexts")
+
+
+WHOLE = re.compile(rb'\[.*[\],]|".*"', re.DOTALL)
 
 
 class TokenTexts:
@@ -35,6 +39,11 @@ class TokenTexts:
         marks = np.zeros(-(-self._vocab_size // 32) * 32, dtype=np.uint8)
         marks[[token for token, text in enumerate(self.of) if b'"' in text]] = 1
         return marks
+
+    @cached_property
+    def is_whole(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Which tokens may open a value and close it, or an item of it."""
+        return np.array([WHOLE.search(text) is not None for text in self.of], dtype=np.uint8)
 
 
 class CheckedGrammar:
@@ -56,12 +65,13 @@ class _Matcher:
     def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
         self._matcher.fill_bitmask(bitmask, row)
         state = self._states[-1][1]
-        if not state.is_checked:
-            return
         words = bitmask[row].numpy().view(np.uint32)
         allowed = np.unpackbits(words.view(np.uint8), bitorder="little")
+        if not state.is_checked:  # only a token that also opens the value can close one
+            whole = self._texts.is_whole
+            allowed = allowed[: len(whole)] & whole[: len(allowed)]
         # Inside a text only its end closes a value, unless the texts that may come are listed.
-        if state.mode in ("string", "name") and not any("enum" in s for s in state.schemas):
+        elif state.mode in ("string", "name") and not any("enum" in s for s in state.schemas):
             allowed = allowed[: len(self._texts.has_quote)] & self._texts.has_quote[: len(allowed)]
         for token in np.flatnonzero(allowed).tolist():
             if self._after(self._bytes(token)) is None:
