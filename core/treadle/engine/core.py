@@ -96,7 +96,8 @@ class EngineCore:
             raise
         default_ms, chunk = STEP_BOUNDS["cuda" if self.info.device.startswith("cuda") else "cpu"]
         step_ms = config.scheduler.max_step_ms
-        pace = StepPace((default_ms if step_ms is None else step_ms) / 1e3, chunk)
+        max_seconds = (default_ms if step_ms is None else step_ms) / 1e3
+        pace = StepPace(max_seconds, chunk, self.info.max_graph_tokens)
         eos_ids = self.info.eos_token_ids
         self.scheduler = Scheduler(config.scheduler, self._cache, policy, eos_ids, pace)
 

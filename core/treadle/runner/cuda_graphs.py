@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps: one replay instead of hundreds of kernel launches."""
+"""CUDA graphs of steps of few tokens: one replay instead of hundreds of kernel launches."""
 
 from __future__ import annotations
 
@@ -10,29 +10,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treadle.api.attention import CommonAttentionMetadata
+from treadle.api.attention import CommonAttentionMetadata, MaskKind
 from treadle.api.models import CausalModel
 from treadle.api.stats import CacheStats
+from treadle.api.step_types import SchedulerOutput
 from treadle.runner.attention import AttentionGroup, build_metadata
-from treadle.runner.inputs import PageTables
+from treadle.runner.inputs import PageTables, expand_tokens
 from treadle.runner.outputs import flag_invalid
 from treadle.sampling.features import Features
 from treadle.sampling.sampler import Sampler
 from treadle.sampling.transfer import Packer
 
-__all__ = ("DecodeGraphs",)
+__all__ = ("StepGraphs",)
 
 # Clients choose the features, so there may be as many as sizes times sets of features.
 MAX_SAMPLING_GRAPHS = 256
 
+MAX_PROMPT_READS = 2**18
+"""Keys that the prompt tokens of a captured step may read in each layer. A captured row attends alone, so
+that each token of a prompt reads all that came before it; from here on the kernel for prompts, whose
+tokens share what they read, is faster although each of its kernels is launched."""
+
 
 @dataclass(slots=True)
 class CapturedForward:
-    """A captured forward pass of ``rows`` decodes, with its tensors at fixed addresses."""
+    """A captured forward pass of ``rows`` tokens, with its tensors at fixed addresses."""
 
     rows: int
-    inputs: Tensor  # int64 [2 + 3 * groups, rows]: slots, positions; for each group: slot mapping,
-    # flat index of the token's page in the page table, and the page id (int32, first half)
+    inputs: Tensor  # int64 [3 + 3 * groups, rows]: slots, positions, indices of the ids; for each
+    # group: slot mapping, flat index of the token's page in the page table, and the page id (int32,
+    # first half)
     query_start_loc: Tensor  # int32 [rows + 1]: 0, 1, …; constant, read by every replay
     graph: torch.cuda.CUDAGraph
     logits: Tensor  # [rows, vocab]
@@ -46,12 +53,13 @@ class CapturedSampling:
     tokens: Tensor  # int64 [rows], from ``flag_invalid``
 
 
-class DecodeGraphs:
-    """Captures and replays decode steps by batch size.
+class StepGraphs:
+    """Captures and replays steps by their number of tokens, each of which is a row.
 
-    A step of ``n`` rows replays the smallest captured size of at least ``n``; the other rows use
-    the padding slot. Sampling is captured separately, when a set of features first occurs: there
-    are many sets, and each has only a few kernels.
+    A step of ``n`` tokens replays the smallest captured size of at least ``n``; the other rows use
+    the padding slot. A layer writes the keys of all rows before it attends, so that the tokens of a
+    prompt can be rows of one slot. Sampling is captured separately, for steps that only decode, when
+    a set of features first occurs: there are many sets, and each has only a few kernels.
     """
 
     def __init__(
@@ -65,6 +73,7 @@ class DecodeGraphs:
         page_size: int,
         max_len: int,
     ) -> None:
+        """``last_tokens`` has the last token of each slot, then room for the prompt ids of a step."""
         self._model = model
         self._attention = attention
         self._tables = tables
@@ -74,7 +83,11 @@ class DecodeGraphs:
         self._page_size = page_size
         self._max_len = max_len
         self._device = last_tokens.device
-        self._padding = len(last_tokens) - 1
+        self._num_slots = len(tables.device[0])
+        self._padding = self._num_slots - 1
+        self._causal = all(
+            group.request.mask in (MaskKind.CAUSAL, MaskKind.SLIDING) for group in attention
+        )
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[int, CapturedForward] = {}
         self._sampling: OrderedDict[tuple[int, Features, bool], CapturedSampling] = OrderedDict()
@@ -103,17 +116,17 @@ class DecodeGraphs:
     def _create_inputs(self, rows: int) -> tuple[Tensor, Tensor]:
         """Return ``CapturedForward.inputs``, all of the padding slot, and ``query_start_loc``."""
         inputs = torch.zeros(
-            2 + 3 * len(self._tables.device), rows, dtype=torch.int64, device=self._device
+            3 + 3 * len(self._tables.device), rows, dtype=torch.int64, device=self._device
         )
         inputs[0] = self._padding
         return inputs, torch.arange(rows + 1, dtype=torch.int32, device=self._device)
 
     def _forward(self, inputs: Tensor, query_start: Tensor) -> Tensor:
-        slots, positions = inputs[0], inputs[1]
+        slots, positions, id_indices = inputs[:3]
         rows = len(slots)
         kv_lens = torch.empty(rows, dtype=torch.int32, device=self._device)
         torch.add(positions, 1, out=kv_lens)
-        groups = list(zip(self._tables.device, inputs[2:].split(3), strict=True))
+        groups = list(zip(self._tables.device, inputs[3:].split(3), strict=True))
         for table, (_, indices, pages) in groups:
             # Write the page of the new token here: a separate copy between two graphs would cost
             # 10 to 25 us.
@@ -134,7 +147,7 @@ class DecodeGraphs:
             for table, (mapping, _, _) in groups
         ]
         forward_ctx = build_metadata(self._attention, batches)
-        ids = self._last_tokens.index_select(0, slots)
+        ids = self._last_tokens.index_select(0, id_indices)
         return self._model.compute_logits(self._model.forward(ids, positions, forward_ctx))
 
     def _capture_sampling(
@@ -162,23 +175,35 @@ class DecodeGraphs:
     def sampling_graphs(self) -> CacheStats:
         return CacheStats(len(self._sampling), MAX_SAMPLING_GRAPHS)
 
-    def find(self, rows: int) -> CapturedForward | None:
-        """Return the smallest captured step of at least ``rows`` decodes, or ``None``."""
+    def find(self, step: SchedulerOutput) -> CapturedForward | None:
+        """Return the smallest captured step that has a row for each token, or ``None``."""
+        decodes = step.num_decodes
+        chunks = zip(
+            step.num_computed_tokens[decodes:], step.num_scheduled_tokens[decodes:], strict=True
+        )
+        if step.tokens and (
+            not self._causal
+            or sum((start + count / 2) * count for start, count in chunks) > MAX_PROMPT_READS
+        ):
+            return None
+        rows = decodes + len(step.tokens)
         return next((self._captured[size] for size in self._sizes if size >= rows), None)
 
-    def forward(
-        self, captured: CapturedForward, slots: Sequence[int], positions: Sequence[int]
-    ) -> Tensor:
-        """Replay the forward pass; return logits ``[len(slots), vocab]``, valid until the next."""
-        rows = len(slots)
+    def forward(self, captured: CapturedForward, step: SchedulerOutput) -> Tensor:
+        """Replay the forward pass; return logits ``[tokens, vocab]``, valid until the next."""
+        rows = step.num_decodes + len(step.tokens)
         size = self._page_size
-        inputs = np.zeros((2 + 3 * len(self._tables.tables_cpu), captured.rows), dtype=np.int64)
-        inputs[0, :rows] = slots
+        inputs = np.zeros((3 + 3 * len(self._tables.tables_cpu), captured.rows), dtype=np.int64)
         inputs[0, rows:] = self._padding
-        inputs[1, :rows] = positions
+        inputs[0, :rows], inputs[1, :rows] = expand_tokens(step)
+        inputs[2] = inputs[0]
+        if step.tokens:
+            inputs[2, step.num_decodes : rows] = self._num_slots + np.arange(len(step.tokens))
+            prompt_ids = self._last_tokens[self._num_slots :][: len(step.tokens)]
+            self._packer.copy_to(prompt_ids, np.asarray(step.tokens, dtype=np.int64))
         column = inputs[1] // size
         for group, table in enumerate(self._tables.tables_cpu):
-            mapping, indices, pages = inputs[2 + 3 * group : 5 + 3 * group]
+            mapping, indices, pages = inputs[3 + 3 * group : 6 + 3 * group]
             pages.view(np.int32)[: len(pages)] = page_ids = table[inputs[0], column]
             mapping[:] = page_ids.astype(np.int64) * size + inputs[1] % size
             indices[:] = inputs[0] * table.shape[1] + column

@@ -13,7 +13,7 @@ from treadle.api.attention import CommonAttentionMetadata
 from treadle.api.step_types import PageTableUpdate, SchedulerOutput
 from treadle.sampling.transfer import Packer
 
-__all__ = ("PageTables", "StepInputs", "build_inputs")
+__all__ = ("PageTables", "StepInputs", "build_inputs", "expand_tokens")
 
 
 class PageTables:
@@ -66,6 +66,18 @@ class StepInputs:
     sample_slots_cpu: list[int]  # slots of the sampled rows
 
 
+def expand_tokens(scheduler_output: SchedulerOutput) -> tuple[np.ndarray, np.ndarray]:
+    """Return slot and position of each token of a step, int64 ``[tokens]``."""
+    slots = np.asarray(scheduler_output.slots, dtype=np.int64)
+    starts = np.asarray(scheduler_output.num_computed_tokens, dtype=np.int64)
+    if not scheduler_output.tokens:
+        return slots, starts
+    counts = np.asarray(scheduler_output.num_scheduled_tokens, dtype=np.int64)
+    first = np.cumsum(counts) - counts
+    offsets = np.arange(first[-1] + counts[-1]) - np.repeat(first, counts)
+    return np.repeat(slots, counts), np.repeat(starts, counts) + offsets
+
+
 def build_inputs(
     scheduler_output: SchedulerOutput,
     tables: PageTables,
@@ -80,12 +92,7 @@ def build_inputs(
     kv_lens = (starts + counts).astype(np.int32)
     query_start = np.zeros(len(slots) + 1, dtype=np.int32)
     np.cumsum(counts, out=query_start[1:])
-    if scheduler_output.num_decodes == len(slots):
-        rows_slots, positions = slots, starts
-    else:
-        row = np.repeat(np.arange(len(slots)), counts)
-        rows_slots = slots[row]
-        positions = starts[row] + np.arange(len(row)) - query_start[:-1][row]
+    rows_slots, positions = expand_tokens(scheduler_output)
     mappings = [
         table[rows_slots, positions // page_size].astype(np.int64) * page_size
         + positions % page_size

@@ -22,7 +22,7 @@ from treadle.config import EngineConfig
 from treadle.errors import PluginLoadError
 from treadle.plugins import PluginManager
 from treadle.runner.attention import AttentionGroup, build_metadata
-from treadle.runner.cuda_graphs import CapturedForward, DecodeGraphs
+from treadle.runner.cuda_graphs import CapturedForward, StepGraphs
 from treadle.runner.inputs import PageTables, build_inputs
 from treadle.runner.outputs import InFlightOutput, flag_invalid
 from treadle.sampling.kernels import install_sampler_kernels
@@ -80,7 +80,9 @@ class ModelRunner:
         self._packer = Packer(self.device)
         groups = len(self.info.kv_cache_groups)
         self._tables = PageTables(groups, slots, columns, self._packer, self.device)
-        self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=self.device)
+        # Of each slot; behind them is room for the prompt ids of a captured step.
+        num_ids = slots + config.scheduler.max_num_batched_tokens
+        self._last_tokens = torch.zeros(num_ids, dtype=torch.int64, device=self.device)
         self._prompts: dict[int, tuple[list[int], int]] = {}
         names = config.plugins.logits_processors
         self._sampler = Sampler(slots, self.info.vocab_size, self.device)
@@ -98,11 +100,11 @@ class ModelRunner:
         self._histories: dict[int, list[int]] = {}
         self._pending: deque[InFlightOutput] = deque()
         self._deferred: SampleRows | None = None
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
 
-    def create_graphs(self) -> DecodeGraphs:
-        """Return what captures the steps that only generate. What it has captured is replayed."""
-        self._graphs = DecodeGraphs(
+    def create_graphs(self) -> StepGraphs:
+        """Return what captures steps of few tokens. What it has captured is replayed."""
+        self._graphs = StepGraphs(
             self.model,
             self._attention,
             self._tables,
@@ -121,27 +123,29 @@ class ModelRunner:
         """Launch a step. With deferred sampling, stop after the logits."""
         pending = InFlightOutput(scheduler_output.id, self.device)
         self._pending.append(pending)
+        self._update_slots(scheduler_output)
+        needs_prompt_logprobs = any(slot in self._prompts for slot in scheduler_output.slots)
         captured = None
-        if self._graphs is not None and scheduler_output.num_decodes == len(scheduler_output.slots):
-            captured = self._graphs.find(scheduler_output.num_decodes)
-        self._update_slots(scheduler_output, captured is not None)
+        if self._graphs is not None and not needs_prompt_logprobs:
+            captured = self._graphs.find(scheduler_output)
+        self._update_page_tables(scheduler_output, captured is not None)
         if self._graphs is None or captured is None:
-            rows = self._launch_eager(scheduler_output, pending)
+            rows = self._launch_eager(scheduler_output, pending, needs_prompt_logprobs)
         else:
-            logits = self._graphs.forward(
-                captured, scheduler_output.slots, scheduler_output.num_computed_tokens
-            )
-            row_indices = list(range(scheduler_output.num_decodes))
-            slots, positions = captured.inputs[:2, : len(row_indices)]
-            rows = SampleRows(
-                row_indices, scheduler_output.slots, logits, slots, positions, captured=captured
-            )
+            logits = self._graphs.forward(captured, scheduler_output)
+            rows = self._captured_rows(scheduler_output, captured, logits)
         if scheduler_output.defer_sampling:
             self._deferred = rows
             return
         if rows is not None:
             self._sample(pending, rows)
         pending.record()
+
+    def warm_up(self, scheduler_output: SchedulerOutput) -> None:
+        """Run a step whose output nobody reads, and free its slots."""
+        self.execute_model(scheduler_output)
+        self.get_output()
+        self._free_slots(scheduler_output.slots)
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> None:
@@ -152,13 +156,34 @@ class ModelRunner:
         self._deferred = None
         pending.record()
 
+    def _captured_rows(
+        self, scheduler_output: SchedulerOutput, captured: CapturedForward, logits: Tensor
+    ) -> SampleRows | None:
+        if not scheduler_output.tokens:
+            slots, positions = captured.inputs[:2, : len(logits)]
+            row_indices = list(range(len(logits)))
+            return SampleRows(
+                row_indices, scheduler_output.slots, logits, slots, positions, captured=captured
+            )
+        sampled = np.flatnonzero(scheduler_output.needs_sampling)
+        if not len(sampled):
+            return None
+        last = np.cumsum(scheduler_output.num_scheduled_tokens)[sampled] - 1
+        slots_cpu = [scheduler_output.slots[row] for row in sampled]
+        indices, slots = self._packer.upload(last, np.asarray(slots_cpu, dtype=np.int64))
+        positions = captured.inputs[1].index_select(0, indices) + 1
+        logits = logits.index_select(0, indices)
+        return SampleRows(sampled.tolist(), slots_cpu, logits, slots, positions)
+
     def _launch_eager(
-        self, scheduler_output: SchedulerOutput, pending: InFlightOutput
+        self,
+        scheduler_output: SchedulerOutput,
+        pending: InFlightOutput,
+        needs_prompt_logprobs: bool,
     ) -> SampleRows | None:
         inputs = build_inputs(
             scheduler_output, self._tables, self._last_tokens, self.info.page_size, self._packer
         )
-        needs_prompt_logprobs = any(slot in self._prompts for slot in scheduler_output.slots)
         forward_ctx = build_metadata(
             self._attention,
             inputs.batches,
@@ -264,13 +289,9 @@ class ModelRunner:
         )
         logits.index_copy_(0, index, edited)
 
-    def _update_slots(self, scheduler_output: SchedulerOutput, captured: bool) -> None:
+    def _update_slots(self, scheduler_output: SchedulerOutput) -> None:
         if scheduler_output.freed_slots:
-            self._sampler.remove_slots(scheduler_output.freed_slots)
-            for slot in scheduler_output.freed_slots:
-                self._prompts.pop(slot, None)
-                self._processor_args.pop(slot, None)
-                self._histories.pop(slot, None)
+            self._free_slots(scheduler_output.freed_slots)
         if scheduler_output.new_sequences:
             self._sampler.add_sequences(scheduler_output.new_sequences)
             for start in scheduler_output.new_sequences:
@@ -280,6 +301,15 @@ class ModelRunner:
                 if self._processors and start.params.extra_args:
                     self._processor_args[start.slot] = start.params.extra_args
                     self._histories[start.slot] = list(start.token_ids)
+
+    def _free_slots(self, slots: list[int]) -> None:
+        self._sampler.remove_slots(slots)
+        for slot in slots:
+            self._prompts.pop(slot, None)
+            self._processor_args.pop(slot, None)
+            self._histories.pop(slot, None)
+
+    def _update_page_tables(self, scheduler_output: SchedulerOutput, captured: bool) -> None:
         if scheduler_output.page_table_updates:
             size = self.info.page_size
             columns = (start // size for start in scheduler_output.num_computed_tokens)

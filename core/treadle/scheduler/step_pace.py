@@ -32,18 +32,22 @@ class StepPace:
     """Bounds the predicted time of steps and learns from the measured one.
 
     The time of a step is taken as a sum of six terms (``InFlightStep.work``), each with a weight. The
-    last is for prompts of any length, since only a step without them replays a CUDA graph. After a
-    step, the weights change by as much as they have part in the prediction and are uncertain; they
+    last is for steps with prompts that are too long for a CUDA graph, so that each kernel is launched.
+    After a step, the weights change by as much as they have part in the prediction and are uncertain; they
     stay positive, and no unit has to be known. A step doubles or halves a weight at most: one that
     compiled a kernel does not count as a measure of the next.
     """
 
-    def __init__(self, max_seconds: float, first_chunk: int = MIN_CHUNK) -> None:
+    def __init__(
+        self, max_seconds: float, first_chunk: int = MIN_CHUNK, graph_tokens: int = 0
+    ) -> None:
         """``max_seconds`` of 0 sets no bound; then nothing is measured either.
 
         ``first_chunk`` tokens of a prompt are believed to fit into it before anything was measured.
+        A step of up to ``graph_tokens`` tokens replays a CUDA graph.
         """
         self.max_seconds = max_seconds
+        self.graph_tokens = graph_tokens
         units = (16, *(n * first_chunk for n in (4, 1, 2**12, 2**16)), 64)
         self.weights = [max_seconds / n for n in units]
         self._covariance = [[FIRST_VARIANCE * (i == j) for j in range(6)] for i in range(6)]
@@ -72,22 +76,29 @@ class StepPace:
         """Return how many tokens of a prompt, from position ``start`` on, ``step`` has time for."""
         if not self.max_seconds:
             return sys.maxsize
-        _, row, token, read, attend, prefill = self.weights
+        _, row, token, read, attend, launch = self.weights
         seconds = step.seconds_left * (SHARE_OF_FIRST if step.is_shared else 1.0)
-        seconds -= row + read * start + prefill * (not step.work[-1])
-        if seconds > 0:
-            # The positive solution of attend/2 n² + linear n = seconds.
-            linear = token + read + attend * start
-            tokens = 2 * seconds / (linear + math.sqrt(linear * linear + 2 * attend * seconds))
-            if tokens >= MIN_CHUNK:
-                return int(tokens) // MIN_CHUNK * MIN_CHUNK
+        seconds -= row + read * start
+        # The positive solution of attend/2 n² + linear n = seconds.
+        linear = token + read + attend * start
+
+        def solve(seconds: float) -> float:
+            root = math.sqrt(linear * linear + 2 * attend * max(seconds, 0.0))
+            return 2 * seconds / (linear + root)
+
+        in_graph = min(solve(seconds), self.graph_tokens - sum(step.num_scheduled_tokens))
+        tokens = max(in_graph, solve(seconds - launch * (not step.work[-1])))
+        if tokens >= MIN_CHUNK:
+            return int(tokens) // MIN_CHUNK * MIN_CHUNK
         return 0 if step.has_chunk or not step.seconds_left else MIN_CHUNK
 
     def add_chunk(self, step: InFlightStep, start: int, count: int) -> None:
         """Take the time of a chunk from ``step``."""
         if self.max_seconds:
-            attended, first = count * (start + count / 2), 1.0 - step.work[-1]
-            chunk = [0.0, 1.0, count, start + count, attended, first]
+            attended = count * (start + count / 2)
+            is_launched = sum(step.num_scheduled_tokens) > self.graph_tokens
+            launch = is_launched - step.work[-1]
+            chunk = [0.0, 1.0, count, start + count, attended, launch]
             step.work = [a + b for a, b in zip(step.work, chunk, strict=True)]
             step.seconds_left -= self.seconds(chunk)
 

@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Mapping
 from copy import copy
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -37,7 +37,7 @@ LIGHT = ("cuda", "heavy", "slow")
 INSTALLED = ("dependency", "requirement", "stale")
 
 
-@cache
+@lru_cache(maxsize=8)
 def _installed_entries(path: tuple[str, ...]) -> list[Entry]:
     """Scan once for each ``sys.path``: every check makes a plugin manager."""
     return list(scan())

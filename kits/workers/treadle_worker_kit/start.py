@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from msgspec.structs import replace
 from tqdm import tqdm
 
 from treadle.api.communicators import Communicator
@@ -15,8 +16,12 @@ from treadle_worker_kit.load import load_model
 from treadle_worker_kit.memory import MemoryUsage, explain_out_of_memory
 from treadle_worker_kit.report import memory_lines, stage_line
 from treadle_worker_kit.stages import Announce, StartStages
+from treadle_worker_kit.warm_up import warm_up_steps
 
 __all__ = ("start_runner",)
+
+MAX_PROMPT_TOKENS = 512
+"""Tokens up to which steps are captured for prompts, whatever ``max_num_seqs`` is."""
 
 
 def start_runner(
@@ -63,7 +68,10 @@ def _capture(
     """Capture CUDA graphs, or return a sentence that the attention backends do not allow it."""
     if not all(group.graph_safe for group in loaded.attention):
         return [f"There are no CUDA graphs: attention {loaded.info.attention} is not graph-safe."]
-    sizes = bucket_sizes(config.scheduler.max_num_seqs)
+    limits = config.scheduler
+    sizes = bucket_sizes(
+        max(limits.max_num_seqs, min(MAX_PROMPT_TOKENS, limits.max_num_batched_tokens))
+    )
     free_bytes = torch.cuda.mem_get_info(loaded.device)[0]
     graphs = runner.create_graphs()
     for rows in tqdm(sizes[::-1], desc="Capturing CUDA graphs", unit="size", leave=False):
@@ -76,6 +84,14 @@ def _capture(
         stages.meet()
         graphs.capture(rows)
     usage.graphs = free_bytes - torch.cuda.mem_get_info(loaded.device)[0]
+    runner.info = replace(runner.info, max_graph_tokens=sizes[-1])
+    stages.step("prompts")
+    for step in warm_up_steps(limits, runner.info):
+        with stages.dry_run() as compiles:
+            if compiles:
+                runner.warm_up(step)
+        stages.meet()
+        runner.warm_up(step)
     return []
 
 

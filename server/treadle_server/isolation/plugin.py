@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -147,7 +147,7 @@ class _Remote:
             return call()
 
 
-@cache
+@lru_cache(maxsize=64)
 def _class_of(contract: Any, optional: tuple[type, ...]) -> type[_Remote]:
     """Return the class of proxies for objects of ``contract`` and of some optional protocols."""
     body = {

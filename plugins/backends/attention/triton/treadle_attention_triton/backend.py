@@ -90,9 +90,7 @@ class TritonAttention(PagedAttentionBackend):
         if rows:
             drafts = [row for row in rows if batch.query_lens_cpu[row] <= _MAX_DRAFT_TOKENS]
             if drafts and self.gqa_group * _MAX_DRAFT_TOKENS <= 64:
-                # At least two: one means to the kernel that items are the first rows of the step.
-                max_query_len = max(2, *(batch.query_lens_cpu[row] for row in drafts))
-                split_batch = self._split_batch(len(drafts), max_query_len, batch)
+                split_batch = self._split_batch(len(drafts), _MAX_DRAFT_TOKENS, batch)
                 if split_batch.num_splits > 1:  # else they fill the device as tiles of queries
                     split_batch.row_indices = _to_device(drafts, batch.seq_lens.device)
                     metadata.split_batches.append(split_batch)

@@ -54,7 +54,8 @@ def row_range(
     return row, query_start, query_len, seq_len, first_key
 
 
-@triton.jit
+# The pages of a table change with each step: not specialized, or steps would compile variants.
+@triton.jit(do_not_specialize=["page_table_stride"])
 def decode_kernel(
     q,  # [tokens, heads, HEAD_DIM], rows q_stride elements apart
     cache,  # [2, pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM]

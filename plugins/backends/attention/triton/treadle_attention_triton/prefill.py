@@ -15,7 +15,8 @@ from treadle_attention_triton.softmax import accumulate, cast_query, softcap_tan
 __all__ = ("prefill_kernel",)
 
 
-@triton.jit
+# The pages of a table change with each step: not specialized, or steps would compile variants.
+@triton.jit(do_not_specialize=["page_table_stride"])
 def prefill_kernel(
     q,  # [tokens, heads, HEAD_DIM], rows q_stride elements apart
     cache,  # [2, pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM]

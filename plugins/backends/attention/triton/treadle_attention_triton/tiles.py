@@ -84,10 +84,11 @@ def choose_num_splits(rows: int, kv_heads: int, max_tiles: int, num_sms: int) ->
 
     Two programs a multiprocessor, but no more than 16 a row, because joining them takes time too,
     unless that leaves multiprocessors idle. Up to four tiles are done sooner than split and joined.
-    A power of two, so that few variants are compiled.
+    A power of two that does not depend on the length, so that a step of few tokens compiles no
+    variant that a captured one has not.
     """
     if max_tiles <= 4:
         return 1
     programs = max(1, rows * kv_heads)
-    target = min(2 * num_sms // programs, max(16, num_sms // programs), max_tiles, 64)
+    target = min(2 * num_sms // programs, max(16, num_sms // programs), 64)
     return 1 << max(target, 1).bit_length() - 1
