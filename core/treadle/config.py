@@ -186,8 +186,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None, Meta(description="Attention backend (default: the offer with the best score).")
     ] = None
     distributed_executor_backend: Annotated[
-        str,
-        Meta(description="Executor plugin; auto: uni for one rank, else mp or another."),
+        str, Meta(description="Executor plugin; auto: uni for one rank, else mp or another.")
     ] = "auto"
     tensor_parallel_size: Annotated[Positive, Meta(description="Tensor-parallel ranks.")] = 1
     enforce_eager: Annotated[bool, Meta(description="Do not capture CUDA graphs.")] = False

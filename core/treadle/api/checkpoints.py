@@ -150,10 +150,7 @@ def parse_json(data: bytes) -> Any:
     """
     try:
         value = json.loads(
-            data.decode(),
-            object_pairs_hook=_unique,
-            parse_float=_finite,
-            parse_constant=_finite,
+            data.decode(), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite
         )
         _check_depth(value)
     except RecursionError as error:

@@ -11,13 +11,7 @@ if TYPE_CHECKING:
     from treadle.api.stats import EngineStats
     from treadle.api.step_types import EngineInfo, GrammarOutput, ModelRunnerOutput, SchedulerOutput
 
-__all__ = (
-    "Executor",
-    "LogitsProcessor",
-    "QueuedRequest",
-    "SchedulingPolicy",
-    "StatLogger",
-)
+__all__ = ("Executor", "LogitsProcessor", "QueuedRequest", "SchedulingPolicy", "StatLogger")
 
 
 class QueuedRequest(Protocol):

@@ -32,11 +32,7 @@ class KVCacheManager:
     """
 
     def __init__(
-        self,
-        groups: Sequence[KVCacheGroup],
-        page_size: int,
-        *,
-        prefix_caching: bool = True,
+        self, groups: Sequence[KVCacheGroup], page_size: int, *, prefix_caching: bool = True
     ) -> None:
         self.page_size = page_size
         self.windows = [group.window for group in groups]

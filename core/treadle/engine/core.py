@@ -15,13 +15,7 @@ from treadle.api.step_types import EngineInfo, GrammarOutput
 from treadle.cache import KVCacheManager
 from treadle.config import EngineConfig
 from treadle.engine.extensions import ConfiguredExtensions
-from treadle.errors import (
-    EngineError,
-    PluginLoadError,
-    QueueFullError,
-    RequestError,
-    TreadleError,
-)
+from treadle.errors import EngineError, PluginLoadError, QueueFullError, RequestError, TreadleError
 from treadle.loading.matching import choose_executor
 from treadle.plugins import PluginManager
 from treadle.processes.failure import strict_error

@@ -239,11 +239,7 @@ class AsyncLLM:
         finally:
             await stream.aclose()
 
-    async def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        **options: Any,
-    ) -> Prompt:
+    async def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Prompt:
         """The prompt of a conversation, text and ids. Raises ``RequestError``.
 
         ``options`` are the other fields of ``Conversation``, such as ``tools``.

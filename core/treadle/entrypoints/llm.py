@@ -174,9 +174,7 @@ class LLM:
         ]
 
     def stream(
-        self,
-        prompts: PromptInput | Sequence[PromptInput],
-        sampling_params: Params = None,
+        self, prompts: PromptInput | Sequence[PromptInput], sampling_params: Params = None
     ) -> Iterator[RequestOutput]:
         """Complete all prompts and yield each output as it grows, in whatever order it comes.
 

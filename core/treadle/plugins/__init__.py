@@ -6,10 +6,4 @@ from treadle.plugins.kinds import installed_kinds
 from treadle.plugins.manager import PluginManager
 from treadle.plugins.registry import PluginSelection
 
-__all__ = (
-    "Entry",
-    "PluginKind",
-    "PluginManager",
-    "PluginSelection",
-    "installed_kinds",
-)
+__all__ = ("Entry", "PluginKind", "PluginManager", "PluginSelection", "installed_kinds")

@@ -13,7 +13,7 @@ from torch import Tensor
 from treadle.api.attention import CommonAttentionMetadata, MaskKind
 from treadle.api.models import CausalModel
 from treadle.api.stats import CacheStats
-from treadle.api.step_types import SchedulerOutput
+from treadle.api.step_types import EngineInfo, SchedulerOutput
 from treadle.runner.attention import AttentionGroup, build_metadata
 from treadle.runner.inputs import PageTables, expand_tokens
 from treadle.runner.outputs import flag_invalid
@@ -70,8 +70,7 @@ class StepGraphs:
         sampler: Sampler,
         last_tokens: Tensor,
         packer: Packer,
-        page_size: int,
-        max_len: int,
+        info: EngineInfo,
     ) -> None:
         """``last_tokens`` has the last token of each slot, then room for the prompt ids of a step."""
         self._model = model
@@ -80,8 +79,8 @@ class StepGraphs:
         self._sampler = sampler
         self._last_tokens = last_tokens
         self._packer = packer
-        self._page_size = page_size
-        self._max_len = max_len
+        self._page_size = info.page_size
+        self._max_len = info.max_model_len
         self._device = last_tokens.device
         self._num_slots = len(tables.device[0])
         self._padding = self._num_slots - 1
@@ -177,16 +176,13 @@ class StepGraphs:
 
     def find(self, step: SchedulerOutput) -> CapturedForward | None:
         """Return the smallest captured step that has a row for each token, or ``None``."""
-        decodes = step.num_decodes
-        chunks = zip(
-            step.num_computed_tokens[decodes:], step.num_scheduled_tokens[decodes:], strict=True
-        )
-        if step.tokens and (
-            not self._causal
-            or sum((start + count / 2) * count for start, count in chunks) > MAX_PROMPT_READS
-        ):
-            return None
-        rows = decodes + len(step.tokens)
+        if step.tokens:
+            counts = step.num_scheduled_tokens
+            chunks = list(zip(step.num_computed_tokens, counts, strict=True))[step.num_decodes :]
+            reads = sum((start + count / 2) * count for start, count in chunks)
+            if not self._causal or reads > MAX_PROMPT_READS:
+                return None
+        rows = step.num_decodes + len(step.tokens)
         return next((self._captured[size] for size in self._sizes if size >= rows), None)
 
     def forward(self, captured: CapturedForward, step: SchedulerOutput) -> Tensor:

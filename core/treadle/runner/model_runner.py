@@ -111,8 +111,7 @@ class ModelRunner:
             self._sampler,
             self._last_tokens,
             self._packer,
-            self.info.page_size,
-            self.info.max_model_len,
+            self.info,
         )
         return self._graphs
 
@@ -124,7 +123,7 @@ class ModelRunner:
         pending = InFlightOutput(scheduler_output.id, self.device)
         self._pending.append(pending)
         self._update_slots(scheduler_output)
-        needs_prompt_logprobs = any(slot in self._prompts for slot in scheduler_output.slots)
+        needs_prompt_logprobs = not self._prompts.keys().isdisjoint(scheduler_output.slots)
         captured = None
         if self._graphs is not None and not needs_prompt_logprobs:
             captured = self._graphs.find(scheduler_output)
@@ -140,12 +139,6 @@ class ModelRunner:
         if rows is not None:
             self._sample(pending, rows)
         pending.record()
-
-    def warm_up(self, scheduler_output: SchedulerOutput) -> None:
-        """Run a step whose output nobody reads, and free its slots."""
-        self.execute_model(scheduler_output)
-        self.get_output()
-        self._free_slots(scheduler_output.slots)
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> None:
@@ -291,7 +284,7 @@ class ModelRunner:
 
     def _update_slots(self, scheduler_output: SchedulerOutput) -> None:
         if scheduler_output.freed_slots:
-            self._free_slots(scheduler_output.freed_slots)
+            self.free_slots(scheduler_output.freed_slots)
         if scheduler_output.new_sequences:
             self._sampler.add_sequences(scheduler_output.new_sequences)
             for start in scheduler_output.new_sequences:
@@ -302,7 +295,8 @@ class ModelRunner:
                     self._processor_args[start.slot] = start.params.extra_args
                     self._histories[start.slot] = list(start.token_ids)
 
-    def _free_slots(self, slots: list[int]) -> None:
+    def free_slots(self, slots: list[int]) -> None:
+        """Forget the sequences in these slots."""
         self._sampler.remove_slots(slots)
         for slot in slots:
             self._prompts.pop(slot, None)

@@ -39,11 +39,7 @@ class InFlightOutput:
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
     def sampled(
-        self,
-        rows: list[int],
-        slots: list[int],
-        tokens: Tensor,
-        logprobs: Logprobs | None = None,
+        self, rows: list[int], slots: list[int], tokens: Tensor, logprobs: Logprobs | None = None
     ) -> None:
         """Start copying ``tokens`` (see ``flag_invalid``) of ``rows`` of the scheduler output."""
         self._rows = rows

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from treadle.api.step_types import (
-    NewSequenceData,
-    PageTableUpdate,
-    SchedulerOutput,
-    TokenLogprobs,
-)
+from treadle.api.step_types import NewSequenceData, PageTableUpdate, SchedulerOutput, TokenLogprobs
 from treadle.scheduler.sequence import SequenceState
 
 __all__ = ("InFlightStep",)

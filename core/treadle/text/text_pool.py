@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.errors import QueueFullError
 from treadle.processes.fair_queue import FairQueue
-from treadle.processes.watchdog import (
-    RETRY_SECONDS,
-    TIMEOUT_FACTOR,
-    PendingCall,
-    WatchdogThread,
-)
+from treadle.processes.watchdog import RETRY_SECONDS, TIMEOUT_FACTOR, PendingCall, WatchdogThread
 
 if TYPE_CHECKING:
     from treadle.plugins.guard import PluginGuard

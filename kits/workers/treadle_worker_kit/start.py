@@ -16,7 +16,7 @@ from treadle_worker_kit.load import load_model
 from treadle_worker_kit.memory import MemoryUsage, explain_out_of_memory
 from treadle_worker_kit.report import memory_lines, stage_line
 from treadle_worker_kit.stages import Announce, StartStages
-from treadle_worker_kit.warm_up import warm_up_steps
+from treadle_worker_kit.warm_up import run_step, warm_up_steps
 
 __all__ = ("start_runner",)
 
@@ -89,9 +89,9 @@ def _capture(
     for step in warm_up_steps(limits, runner.info):
         with stages.dry_run() as compiles:
             if compiles:
-                runner.warm_up(step)
+                run_step(runner, step)
         stages.meet()
-        runner.warm_up(step)
+        run_step(runner, step)
     return []
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import EngineInfo, NewSequenceData, SchedulerOutput
 from treadle.config import SchedulerConfig
+from treadle.runner.model_runner import ModelRunner
 
-__all__ = ("warm_up_steps",)
+__all__ = ("run_step", "warm_up_steps")
 
 CHUNKS = (8, 16, 32, 64)
 """Tokens of prompts that go on behind a long prefix: attention has kernels for each of these sizes."""
@@ -32,6 +33,13 @@ def warm_up_steps(limits: SchedulerConfig, info: EngineInfo) -> Iterator[Schedul
                 yield _step([(last, 1)] * rows, chunks, temperatures)
     for chunk in (min(chunk, last) for chunk in CHUNKS):
         yield _step([], [(last - chunk, chunk)], (0.0,))
+
+
+def run_step(runner: ModelRunner, step: SchedulerOutput) -> None:
+    """Run a step whose output nobody reads."""
+    runner.execute_model(step)
+    runner.get_output()
+    runner.free_slots(step.slots)
 
 
 def _step(

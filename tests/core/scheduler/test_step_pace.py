@@ -45,7 +45,7 @@ class Machine:
 
     def __init__(
         self, patch: pytest.MonkeyPatch, bound: float, cost: Cost, depth: int = 0,
-        first_chunk: int = MIN_CHUNK, **limits: Any,
+        first_chunk: int = MIN_CHUNK, graph_tokens: int = 0, **limits: Any,
     ) -> None:  # fmt: skip
         patch.setattr(step_pace, "time", SimpleNamespace(perf_counter=lambda: self.now))
         groups = [KVCacheGroup("full", None, 20_000, 1, 1)]
@@ -55,7 +55,9 @@ class Machine:
         )  # fmt: skip
         cache = KVCacheManager(groups, PAGE, prefix_caching=False)
         config = SchedulerConfig(**limits)
-        self.scheduler = Scheduler(config, cache, FirstCome(), [], StepPace(bound, first_chunk))
+        pace = StepPace(bound, first_chunk, graph_tokens)
+        self.scheduler = Scheduler(config, cache, FirstCome(), [], pace)
+        self.graph_tokens = graph_tokens
         self.bound, self.cost = bound, cost
         self.device: list[tuple[float, ModelRunnerOutput]] = []
         self.steps: list[SchedulerOutput] = []
@@ -76,7 +78,8 @@ class Machine:
             units[2] += count * is_prompt
             units[3] += start + count * is_prompt
             units[4] += count * (start + count / 2) * is_prompt
-            units[5] = max(units[5], is_prompt)
+            is_launched = sum(step.num_scheduled_tokens) > self.graph_tokens
+            units[5] = max(units[5], is_prompt and is_launched)
         return math.sumprod(self.cost, units) if hasattr(math, "sumprod") else sum(
             a * b for a, b in zip(self.cost, units, strict=True)
         )  # fmt: skip
@@ -229,6 +232,20 @@ def test_a_fast_device_begins_with_large_chunks(monkeypatch: pytest.MonkeyPatch)
     assert machine.steps[0].num_scheduled_tokens == [1024] * 4
 
 
+@pytest.mark.parametrize(("graph", "count"), [(0, MIN_CHUNK), (512, 300)])
+def test_what_fits_a_graph_needs_no_time_for_launches(
+    monkeypatch: pytest.MonkeyPatch, graph: int, count: int
+) -> None:
+    """Launching takes longer than a step may; a chunk that a graph holds is not launched."""
+    machine = Machine(monkeypatch, 0.012, (0.001, 1e-5, 1e-5, 1e-9, 1e-11, 0.1), 1, 2048, graph)
+    streams(machine)
+    machine.scheduler.pace.weights[5] = 0.1
+    machine.add("prompt", 300, 2)
+    while "prompt" not in machine.firsts and not (machine.steps and machine.steps[-1].tokens):
+        machine.step()
+    assert machine.steps[-1].num_scheduled_tokens[-1] == count
+
+
 def test_chunks_end_at_multiples(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, *MACHINES["8B on a GPU"])
     machine.add("long", 8100, 1)
@@ -255,13 +272,16 @@ arrivals = st.lists(
     requests=arrivals,
     chunk=st.sampled_from([None, 7, 500]),
     slots=st.sampled_from([2, 256]),
+    graph=st.sampled_from([0, 40, 512]),
 )
 def test_any_machine(
-    cost: Cost, bound: float, depth: int, requests: list[Any], chunk: int | None, slots: int
-) -> None:
+    cost: Cost, bound: float, depth: int, requests: list[Any], chunk: int | None, slots: int, graph: int
+) -> None:  # fmt: skip
     """The bound holds by what is known at each step, and every request ends."""
     with pytest.MonkeyPatch.context() as patch:
-        machine = Machine(patch, bound, cost, depth, chunked_prefill_size=chunk, max_num_seqs=slots)
+        machine = Machine(
+            patch, bound, cost, depth, MIN_CHUNK, graph, chunked_prefill_size=chunk, max_num_seqs=slots
+        )  # fmt: skip
         for number, (steps, length, count) in enumerate(requests):
             machine.add(str(number), length, count)
             for _ in range(steps):

@@ -181,7 +181,7 @@ def test_drafts_are_split_too(changes: dict[str, Any]) -> None:
     cache, plan = case.cache(backend), backend.build_metadata(case.batch)
     assert [(i.num_rows, i.max_query_len) for i in plan.split_batches] == [
         (1, 1),
-        (2, 5),
+        (2, 8),
     ] and plan.tile_list is not None
     assert all(i.num_splits > 1 for i in plan.split_batches)
     case.check(backend.forward(case.q, case.k, case.v, cache, plan))

@@ -65,7 +65,7 @@ def test_splits_fill_the_device_and_stay_bounded() -> None:
     def splits(rows: int, tokens: int, kv_heads: int = 8) -> int:
         return tiles.choose_num_splits(rows, kv_heads, -(-tokens // 64), 132)
 
-    assert [splits(1, n) for n in (1, 256, 300, 1024, 4096, 10**6)] == [1, 1, 4, 16, 16, 16]
+    assert [splits(1, n) for n in (1, 256, 300, 1024, 4096, 10**6)] == [1, 1, 16, 16, 16, 16]
     assert splits(1, 10**6, kv_heads=1) == 64, "16 programs would leave 116 multiprocessors idle"
     assert splits(8, 1024) == 4
     assert splits(32, 4096) == splits(256, 4096) == 1

@@ -1,0 +1,45 @@
+"""Steps with prompts that are replayed compute what steps that are launched compute."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from treadle import LLM, SamplingParams
+from treadle.testing.checkpoints import make_checkpoint, tiny_config
+
+LENGTHS = (1, 2, 7, 8, 9, 31, 64, 65, 200, 333, 511, 512, 513, 700)
+
+
+def prompts() -> list[list[int]]:
+    """Prompts of many lengths, some of which have a long prefix in common."""
+    source = random.Random(5)
+    texts = [[source.randrange(3, 90) for _ in range(length)] for length in LENGTHS]
+    return [*texts, *(texts[-1][:600] + text[:40] for text in texts[5:])]
+
+
+def answers(folder: Path, *, enforce_eager: bool) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    texts = prompts()
+    with LLM(
+        str(folder), dtype="float32", max_model_len=1024, max_num_seqs=16, skip_tokenizer_init=True,
+        enforce_eager=enforce_eager, gpu_memory_utilization=0.1,
+    ) as llm:  # fmt: skip
+        groups = [[text] for text in texts[:8]] + [texts, texts[::-1]]
+        outputs = [out for group in groups for out in llm.generate(group, params, use_tqdm=False)]
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("changes", [{}, {"sliding_window": 50}], ids=["full", "window"])
+def test_answers_are_those_of_launched_steps(tmp_path: Path, changes: dict[str, int]) -> None:
+    architecture = "MistralForCausalLM" if changes else "LlamaForCausalLM"
+    size = {"max_position_embeddings": 1024, "vocab_size": 96}
+    config = tiny_config(architecture, **size, **changes)
+    make_checkpoint(config, tmp_path)
+    assert torch.cuda.is_available()
+    launched = answers(tmp_path, enforce_eager=True)
+    assert answers(tmp_path, enforce_eager=False) == launched
