@@ -6,10 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
 from treadle import LLM, SamplingParams
-from treadle.testing.checkpoints import make_checkpoint, tiny_config
+from treadle.testing.checkpoints import make_checkpoint
 
 LENGTHS = (1, 2, 7, 8, 9, 31, 64, 65, 200, 333, 511, 512, 513, 700)
 
@@ -37,9 +36,6 @@ def answers(folder: Path, *, enforce_eager: bool) -> list[list[int]]:
 @pytest.mark.parametrize("changes", [{}, {"sliding_window": 50}], ids=["full", "window"])
 def test_answers_are_those_of_launched_steps(tmp_path: Path, changes: dict[str, int]) -> None:
     architecture = "MistralForCausalLM" if changes else "LlamaForCausalLM"
-    size = {"max_position_embeddings": 1024, "vocab_size": 96}
-    config = tiny_config(architecture, **size, **changes)
-    make_checkpoint(config, tmp_path)
-    assert torch.cuda.is_available()
+    make_checkpoint(tmp_path, architecture, max_position_embeddings=1024, **changes)
     launched = answers(tmp_path, enforce_eager=True)
     assert answers(tmp_path, enforce_eager=False) == launched
