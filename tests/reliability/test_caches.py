@@ -187,7 +187,7 @@ def test_no_function_keeps_results_without_a_bound() -> None:
 
 def test_the_graphs_used_longest_ago_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bookkeeping alone, which needs no device: captures and replays are counted."""
-    graphs = object.__new__(cuda_graphs.DecodeGraphs)
+    graphs = object.__new__(cuda_graphs.StepGraphs)
     graphs._sampling = OrderedDict()
     captured: list[int] = []
 

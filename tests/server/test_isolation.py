@@ -350,8 +350,8 @@ def test_an_import_that_fails_breaks_the_plugin_alone(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("tool_parsers", "isolate names 'tool_parsers'; write kind:key"),
-        ("parsers:mine", "isolate names 'parsers:mine'; write kind:key"),
+        ("tool_parsers", "isolate: no plugin provides tool_parsers:"),
+        ("parsers:mine", "isolate names 'parsers:mine', write kind:key.*mean 'tool_parsers'"),
         (
             "tool_parsers:mien",
             "isolate: no plugin provides tool_parsers:mien .*did you mean 'mine'",

@@ -143,7 +143,7 @@ REMOTE: dict[str, Any] = {"$ref": "http://localhost/schema.json"}
 MISTYPED: dict[str, Any] = {"type": "stsring"}
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": "("}, "guided_regex", "cannot compile"),
-    ({"guided_json": {"type": "array", "contains": {"const": 1}}}, "guided_json", "contains"),
+    ({"guided_json": {"type": "array", "contains": {"pattern": "a"}}}, "guided_json", "contains"),
     ({"guided_json": "{"}, "guided_json", "not JSON"),
     ({"guided_json": MISTYPED}, "guided_json", "stsring"),
     ({"guided_json": LOOP}, "guided_json", "llguidance: "),

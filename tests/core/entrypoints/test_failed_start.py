@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from treadle import LLM
@@ -44,6 +46,9 @@ async def test_an_engine_in_a_child(closed: list[FrontendAssets]) -> None:
     with pytest.raises(TreadleError):
         await engine.start()
     await engine.shutdown()
+    async with asyncio.timeout(60):  # a start that fails does not wait for what it reads beside
+        while not closed:
+            await asyncio.sleep(0.01)
     assert len(closed) == 1
 
 

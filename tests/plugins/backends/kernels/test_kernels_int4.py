@@ -67,6 +67,8 @@ EQUAL = """
                 close(product(x[None]), (x.float() @ weight)[None], dtype)
             unpacked = unpack(product.codes, product.scales, depth, product.group, dtype)
             close(unpacked, weight.t(), dtype)
+        if dtype == torch.float16:
+            continue  # tiles are the same for both
         product, weight = made(1280, 72, 128, dtype)
         wide = torch.randn(131, 2, 1280).to(dtype)
         close(product(wide), wide.float() @ weight, dtype)
