@@ -123,7 +123,8 @@ class ModelRunner:
         pending = InFlightOutput(scheduler_output.id, self.device)
         self._pending.append(pending)
         self._update_slots(scheduler_output)
-        needs_prompt_logprobs = not self._prompts.keys().isdisjoint(scheduler_output.slots)
+        chunk_slots = scheduler_output.slots[scheduler_output.num_decodes :]
+        needs_prompt_logprobs = not self._prompts.keys().isdisjoint(chunk_slots)
         captured = None
         if self._graphs is not None and not needs_prompt_logprobs:
             captured = self._graphs.find(scheduler_output)
