@@ -24,8 +24,8 @@ SERVER_CONTRACT = ("treadle_server.surfaces", "treadle_server.hookspecs")
 
 # Plugins and kits that may import more, and what. Each line is a hole in the contract: keep it short.
 ALLOWANCES: dict[str, frozenset[str]] = {
-    # A rank loads a model for the core's own runner; commands carry the configuration and chosen
-    # plugins. All executors start their ranks with this kit.
+    # A rank loads a model for the core's own runner, and captures its steps; commands carry the
+    # configuration and chosen plugins. All executors start their ranks with this kit.
     "treadle_worker_kit": frozenset(
         {
             "treadle.config",
@@ -33,10 +33,14 @@ ALLOWANCES: dict[str, frozenset[str]] = {
             "treadle.known_plugins",
             "treadle.loading.formats",
             "treadle.loading.matching",
-            "treadle.loading.sizes",
+            "treadle.loading.config",
             "treadle.plugins",
             "treadle.runner.attention",
+            "treadle.runner.inputs",
             "treadle.runner.model_runner",
+            "treadle.runner.outputs",
+            "treadle.sampling.features",
+            "treadle.sampling.sampler",
         }
     ),
     "treadle_executor_uni": frozenset({"treadle.config", "treadle.runner.model_runner"}),

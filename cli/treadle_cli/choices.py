@@ -31,7 +31,6 @@ from treadle.loading import fetch, parse_ref
 from treadle.loading.formats import detect_format
 from treadle.loading.matching import AUTO, NONE, Decision, choose_executor, decide
 from treadle.plugins import PluginManager
-from treadle.sampling.kernels import SAMPLER_OPS
 from treadle.structured_output.manager import preferred_order
 from treadle.text.assets import FrontendAssets, choose_renderer
 from treadle.text.parser_plugins import PARSER_KINDS
@@ -46,6 +45,7 @@ from treadle_worker_kit.model_config import (
     resolve_dtype,
     text_config,
 )
+from treadle_worker_kit.sampler_kernels import SAMPLER_OPS
 
 __all__ = ("ConfigChoice", "explain", "matched_choice")
 

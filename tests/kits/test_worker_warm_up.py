@@ -6,7 +6,7 @@ import pytest
 
 from treadle.api.step_types import EngineInfo
 from treadle.config import SchedulerConfig
-from treadle_worker_kit.start import MAX_PROMPT_TOKENS, bucket_sizes
+from treadle_worker_kit.capture import MAX_PROMPT_TOKENS, bucket_sizes
 from treadle_worker_kit.warm_up import warm_up_steps
 
 
@@ -33,6 +33,11 @@ def test_steps_are_within_the_limits(max_model_len: int, max_num_seqs: int) -> N
     if max_model_len > MAX_PROMPT_TOKENS and max_num_seqs > 2:
         assert temperatures == {0.0, 1.0}
         assert max(len(step.tokens) for step in steps) > MAX_PROMPT_TOKENS
+        # Attention of short prompts is launched only where there are many.
+        assert (
+            min(max(s.num_scheduled_tokens) for s in steps if len(s.tokens) > 512) < 512
+            or max_num_seqs < 9
+        )
 
 
 def test_sizes_end_at_the_largest() -> None:

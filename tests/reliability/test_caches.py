@@ -24,11 +24,11 @@ from treadle import LLM, SamplingParams
 from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.api.stats import CacheStats, EngineStats
 from treadle.config import LIBRARY_ENVIRONMENT, set_library_environment
-from treadle.runner import cuda_graphs
 from treadle.sampling.features import Features
 from treadle.structured_output import compile_queue
 from treadle_server.child_processes import resident_bytes
 from treadle_server.metrics import Metrics
+from treadle_worker_kit import step_graphs
 
 ROOT = Path(__file__).parents[2]
 PAGES = 16
@@ -187,7 +187,7 @@ def test_no_function_keeps_results_without_a_bound() -> None:
 
 def test_the_graphs_used_longest_ago_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bookkeeping alone, which needs no device: captures and replays are counted."""
-    graphs = object.__new__(cuda_graphs.StepGraphs)
+    graphs = object.__new__(step_graphs.StepGraphs)
     graphs._sampling = OrderedDict()
     captured: list[int] = []
 
@@ -210,7 +210,7 @@ def test_the_graphs_used_longest_ago_are_let_go(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.gpu
 def test_graphs_of_sampling_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets of features beyond the bound are captured again, with the same tokens."""
-    monkeypatch.setattr(cuda_graphs, "MAX_SAMPLING_GRAPHS", 2)
+    monkeypatch.setattr(step_graphs, "MAX_SAMPLING_GRAPHS", 2)
     kinds = [
         {"temperature": 1.0, "seed": 1, **more}
         for more in ({}, {"top_k": 20}, {"top_k": 100}, {"top_p": 0.9}, {"min_p": 0.1})

@@ -106,6 +106,9 @@ class ForwardContext:
     logits_indices: Tensor | None = None
     """int64 ``[rows]``: the tokens with logits; ``None`` if all. A model may return the hidden
     states of these only, as the layers after the last attention do not need the others."""
+    attend: Callable[..., Tensor] | None = None
+    """Called by each attention layer with itself, ``q``, ``k`` and ``v`` in place of its backend, while a
+    step is captured in pieces between which the backends run."""
 
 
 class AttentionBackend(Protocol):

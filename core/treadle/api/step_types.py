@@ -51,7 +51,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that may stay in flight while the next one is scheduled: 1 on CUDA, 0 on a CPU."""
     eos_token_ids: list[int]
     max_graph_tokens: int = 0
-    """Tokens up to which a step replays a CUDA graph."""
+    """Tokens up to which a step replays CUDA graphs."""
     attention: str = ""
     weights_bytes: int = 0
     report: list[str] = []

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treadle.api.devices import device_info
 from treadle.api.engine import LogitsProcessor
 from treadle.api.kinds import LOGITS_PROCESSORS, MODELS
 from treadle.api.models import CausalModel
@@ -22,10 +21,9 @@ from treadle.config import EngineConfig
 from treadle.errors import PluginLoadError
 from treadle.plugins import PluginManager
 from treadle.runner.attention import AttentionGroup, build_metadata
-from treadle.runner.cuda_graphs import CapturedForward, StepGraphs
+from treadle.runner.graphs import CapturedStep, StepGraphs
 from treadle.runner.inputs import PageTables, build_inputs
 from treadle.runner.outputs import InFlightOutput, flag_invalid
-from treadle.sampling.kernels import install_sampler_kernels
 from treadle.sampling.logprobs import prompt_logprobs
 from treadle.sampling.sampler import Sampler
 from treadle.sampling.transfer import Packer
@@ -59,7 +57,7 @@ class SampleRows:
     )
     raw: Tensor | None = None
     """The model's logits, if logits processors have edited ``logits``; else ``None``."""
-    captured: CapturedForward | None = None
+    captured: CapturedStep | None = None
     """The forward pass that was replayed, if one was."""
 
 
@@ -72,24 +70,24 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig, plugins: PluginManager, loaded: LoadedModel) -> None:
         self.model = loaded.model
+        self.forward = loaded.model.forward
+        """The forward pass of steps that ``graphs`` do not hold; whoever starts the runner may set it."""
+        self.graphs: StepGraphs[Any] | None = None
+        """What replays steps; whoever starts the runner may set it."""
         self._attention = loaded.attention
         self.device = loaded.device
         self.info = loaded.info
         slots = config.scheduler.max_num_seqs + 1  # the last one is for padding rows
         columns = -(-self.info.max_model_len // self.info.page_size)
-        self._packer = Packer(self.device)
+        self.packer = Packer(self.device)
         groups = len(self.info.kv_cache_groups)
-        self._tables = PageTables(groups, slots, columns, self._packer, self.device)
+        self.tables = PageTables(groups, slots, columns, self.packer, self.device)
         # Of each slot; behind them is room for the prompt ids of a captured step.
         num_ids = slots + config.scheduler.max_num_batched_tokens
-        self._last_tokens = torch.zeros(num_ids, dtype=torch.int64, device=self.device)
+        self.last_tokens = torch.zeros(num_ids, dtype=torch.int64, device=self.device)
         self._prompts: dict[int, tuple[list[int], int]] = {}
         names = config.plugins.logits_processors
-        self._sampler = Sampler(slots, self.info.vocab_size, self.device)
-        self.sampler_kernels = install_sampler_kernels(
-            self._sampler, plugins, device_info(self.device), self.info.dtype
-        )
-        """The plugin of each operation of the sampler that has a kernel."""
+        self.sampler = Sampler(slots, self.info.vocab_size, self.device)
         self._processors = {
             name: plugins.create_guarded(LOGITS_PROCESSORS, name, vocab_size=self.info.vocab_size)
             for name in names
@@ -100,20 +98,6 @@ class ModelRunner:
         self._histories: dict[int, list[int]] = {}
         self._pending: deque[InFlightOutput] = deque()
         self._deferred: SampleRows | None = None
-        self._graphs: StepGraphs | None = None
-
-    def create_graphs(self) -> StepGraphs:
-        """Return what captures steps of few tokens. What it has captured is replayed."""
-        self._graphs = StepGraphs(
-            self.model,
-            self._attention,
-            self._tables,
-            self._sampler,
-            self._last_tokens,
-            self._packer,
-            self.info,
-        )
-        return self._graphs
 
     # ------------------------------------------------------------------------------- steps
 
@@ -126,13 +110,13 @@ class ModelRunner:
         chunk_slots = scheduler_output.slots[scheduler_output.num_decodes :]
         needs_prompt_logprobs = not self._prompts.keys().isdisjoint(chunk_slots)
         captured = None
-        if self._graphs is not None and not needs_prompt_logprobs:
-            captured = self._graphs.find(scheduler_output)
+        if self.graphs is not None and not needs_prompt_logprobs:
+            captured = self.graphs.find(scheduler_output)
         self._update_page_tables(scheduler_output, captured is not None)
-        if self._graphs is None or captured is None:
+        if self.graphs is None or captured is None:
             rows = self._launch_eager(scheduler_output, pending, needs_prompt_logprobs)
         else:
-            logits = self._graphs.forward(captured, scheduler_output)
+            logits = self.graphs.forward(captured, scheduler_output)
             rows = self._captured_rows(scheduler_output, captured, logits)
         if scheduler_output.defer_sampling:
             self._deferred = rows
@@ -151,7 +135,7 @@ class ModelRunner:
         pending.record()
 
     def _captured_rows(
-        self, scheduler_output: SchedulerOutput, captured: CapturedForward, logits: Tensor
+        self, scheduler_output: SchedulerOutput, captured: CapturedStep, logits: Tensor
     ) -> SampleRows | None:
         if not scheduler_output.tokens:
             slots, positions = captured.inputs[:2, : len(logits)]
@@ -164,7 +148,7 @@ class ModelRunner:
             return None
         last = np.cumsum(scheduler_output.num_scheduled_tokens)[sampled] - 1
         slots_cpu = [scheduler_output.slots[row] for row in sampled]
-        indices, slots = self._packer.upload(last, np.asarray(slots_cpu, dtype=np.int64))
+        indices, slots = self.packer.upload(last, np.asarray(slots_cpu, dtype=np.int64))
         positions = captured.inputs[1].index_select(0, indices) + 1
         logits = logits.index_select(0, indices)
         return SampleRows(sampled.tolist(), slots_cpu, logits, slots, positions)
@@ -176,14 +160,14 @@ class ModelRunner:
         needs_prompt_logprobs: bool,
     ) -> SampleRows | None:
         inputs = build_inputs(
-            scheduler_output, self._tables, self._last_tokens, self.info.page_size, self._packer
+            scheduler_output, self.tables, self.last_tokens, self.info.page_size, self.packer
         )
         forward_ctx = build_metadata(
             self._attention,
             inputs.batches,
             None if needs_prompt_logprobs else inputs.logits_indices,
         )
-        hidden = self.model.forward(inputs.input_ids, inputs.positions, forward_ctx)
+        hidden = self.forward(inputs.input_ids, inputs.positions, forward_ctx)
         if needs_prompt_logprobs:
             self._prompt_logprobs(scheduler_output, hidden, pending)
         if not inputs.sample_slots_cpu:
@@ -217,15 +201,15 @@ class ModelRunner:
                 np.searchsorted(rows.rows, grammar_output.rows),  # both are in order
                 words.reshape(len(grammar_output.rows), -1),
             )
-        if self._graphs is not None and rows.captured is not None and rows.raw is None:
-            features = self._sampler.features(rows.slots_cpu)
+        if self.graphs is not None and rows.captured is not None and rows.raw is None:
+            features = self.sampler.features(rows.slots_cpu)
             if features is not None:
-                tokens = self._graphs.sample(rows.captured, len(rows.rows), features, masks)
-                pending.sampling_graphs = self._graphs.sampling_graphs
+                tokens = self.graphs.sample(rows.captured, len(rows.rows), features, masks)
+                pending.sampling_graphs = self.graphs.sampling_graphs
                 pending.sampled(rows.rows, rows.slots_cpu, tokens)
                 return
-        bitmask_rows, bitmask = (None, None) if masks is None else self._packer.upload(*masks)
-        output = self._sampler.sample(
+        bitmask_rows, bitmask = (None, None) if masks is None else self.packer.upload(*masks)
+        output = self.sampler.sample(
             rows.logits,
             rows.slots,
             rows.positions if rows.captured is None else rows.positions + 1,
@@ -234,7 +218,7 @@ class ModelRunner:
             bitmask_rows=bitmask_rows,
             raw=rows.raw,
         )
-        self._last_tokens.index_copy_(0, rows.slots, output.token_ids)
+        self.last_tokens.index_copy_(0, rows.slots, output.token_ids)
         tokens = flag_invalid(output.token_ids, output.invalid)
         pending.sampled(rows.rows, rows.slots_cpu, tokens, output.logprobs)
 
@@ -245,7 +229,7 @@ class ModelRunner:
         it fails end.
         """
         logits = rows.logits
-        for name, processor in self._processors.items():
+        for name, processor in self._processors.items() if self._processor_args else ():
             row_indices = [
                 i for i, s in enumerate(rows.slots_cpu) if name in self._processor_args.get(s, {})
             ]
@@ -287,7 +271,7 @@ class ModelRunner:
         if scheduler_output.freed_slots:
             self.free_slots(scheduler_output.freed_slots)
         if scheduler_output.new_sequences:
-            self._sampler.add_sequences(scheduler_output.new_sequences)
+            self.sampler.add_sequences(scheduler_output.new_sequences)
             for start in scheduler_output.new_sequences:
                 top = start.params.prompt_logprobs
                 if top is not None and len(start.token_ids) == start.num_prompt_tokens:
@@ -298,7 +282,7 @@ class ModelRunner:
 
     def free_slots(self, slots: list[int]) -> None:
         """Forget the sequences in these slots."""
-        self._sampler.remove_slots(slots)
+        self.sampler.remove_slots(slots)
         for slot in slots:
             self._prompts.pop(slot, None)
             self._processor_args.pop(slot, None)
@@ -309,7 +293,7 @@ class ModelRunner:
             size = self.info.page_size
             columns = (start // size for start in scheduler_output.num_computed_tokens)
             current = dict(zip(scheduler_output.slots, columns, strict=True)) if captured else {}
-            self._tables.write(scheduler_output.page_table_updates, current)
+            self.tables.write(scheduler_output.page_table_updates, current)
 
     def _prompt_logprobs(
         self, scheduler_output: SchedulerOutput, hidden: Tensor, pending: InFlightOutput

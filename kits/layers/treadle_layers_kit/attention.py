@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -95,7 +97,12 @@ class Attention(nn.Module):
         The arguments may be views whose tokens lie further apart than their sizes say. ``k`` and
         ``v`` are ``None`` where a fused kernel has written them already.
         """
-        plan = forward_ctx.attn_metadata[self.attn_group]
+        if forward_ctx.attend is not None:
+            return forward_ctx.attend(self, q, k, v)
+        return self.attend(q, k, v, forward_ctx.attn_metadata[self.attn_group])
+
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, plan: Any) -> Tensor:
+        """``forward`` with the metadata of this layer's group."""
         if self.is_fp8_cache:
             return self.backend.forward(q, k, v, self.cache, plan, self.scales).flatten(-2)
         return self.backend.forward(q, k, v, self.cache, plan).flatten(-2)

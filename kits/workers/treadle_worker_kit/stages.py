@@ -68,6 +68,10 @@ class StartStages:
         """Wait until all ranks are here, on the host: a rank that is late or gone blocks no device."""
         self._tp_group.all_reduce_min([0])
 
+    def all_agree(self, value: bool) -> bool:
+        """Return whether ``value`` is true on all ranks."""
+        return bool(self._tp_group.all_reduce_min([int(value)])[0])
+
     def check_alike(self, what: str, *values: object) -> None:
         """Raise ``EngineError`` on all ranks if ``values`` are not the same on all."""
         digest = zlib.crc32(repr(values).encode())

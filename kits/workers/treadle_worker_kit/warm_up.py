@@ -12,27 +12,50 @@ from treadle.runner.model_runner import ModelRunner
 __all__ = ("run_step", "warm_up_steps")
 
 CHUNKS = (8, 16, 32, 64)
-"""Tokens of prompts that go on behind a long prefix: attention has kernels for each of these sizes."""
-TEMPERATURES = ((0.0,), (1.0,), (0.0, 1.0))
-"""Of the rows, by turns: all greedy, all random, both."""
+"""Tokens of short prompts, and of prompts that go on behind a prefix: attention has kernels for each."""
+MIN_PROMPT = 513
+"""More tokens than a step has that is captured as a whole; whose attention is therefore launched."""
+START = 1024
+"""Tokens before decodes and chunks: kernels do not depend on it, but many rows at the end of a long
+context would take seconds."""
+GREEDY, RANDOM = SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)
+EDITED = tuple(SamplingParams(temperature=t, presence_penalty=0.5) for t in (0.0, 1.0))
+PARAMS = ((GREEDY,), (RANDOM,), (GREEDY, RANDOM), *((params,) for params in EDITED), EDITED)
+"""Of the rows, by turns: sampling has kernels for greedy rows, random ones and both, of logits as the
+model makes them and of edited ones."""
 
 
 def warm_up_steps(limits: SchedulerConfig, info: EngineInfo) -> Iterator[SchedulerOutput]:
-    """Yield steps that no CUDA graph is replayed for: prompts beside decodes, few rows and many.
+    """Yield steps whose attention, or all of whose kernels, are launched: prompts beside few decodes, many
+    and none; many short prompts; chunks behind a prefix.
 
     They read and write the null page, and all their tokens have the id 0.
     """
     last = info.max_model_len - 1
-    prompt = min(info.max_graph_tokens + 1, last)
-    short = min(CHUNKS[0], last)
-    for rows in sorted({1, limits.max_num_seqs - 2}):
-        for temperatures in TEMPERATURES:
-            is_possible = rows + 2 <= limits.max_num_seqs
-            if 0 < rows <= limits.max_num_batched_tokens - prompt - short and is_possible:
-                chunks = [(last - short, short), (0, prompt)]
-                yield _step([(last, 1)] * rows, chunks, temperatures)
-    for chunk in (min(chunk, last) for chunk in CHUNKS):
-        yield _step([], [(last - chunk, chunk)], (0.0,))
+    start = min(START, last)
+
+    def chunk(tokens: int, end: int = start) -> tuple[int, int]:
+        return max(end - tokens, 0), min(tokens, end)
+
+    long = (0, min(max(info.max_graph_tokens + 1, MIN_PROMPT), last))
+    most = min(limits.max_num_seqs - 2, limits.max_num_batched_tokens - long[1] - CHUNKS[0])
+    shapes = [
+        (rows, [chunk(CHUNKS[0], last), long], params)
+        for rows in sorted({1, most})
+        for params in PARAMS
+    ]
+    for tokens in CHUNKS:
+        shapes.append((0, [chunk(tokens)] * (MIN_PROMPT // tokens + 1), (GREEDY,)))
+        shapes.append((0, [chunk(tokens, last), (0, min(MIN_PROMPT, last))], (GREEDY,)))
+    for rows, chunks, params in shapes:
+        num_tokens = rows + sum(count for _, count in chunks)
+        num_rows = rows + len(chunks)
+        if (
+            rows >= 0
+            and num_rows <= limits.max_num_seqs
+            and num_tokens <= limits.max_num_batched_tokens
+        ):
+            yield _step([(start, 1)] * rows, chunks, params)
 
 
 def run_step(runner: ModelRunner, step: SchedulerOutput) -> None:
@@ -43,7 +66,9 @@ def run_step(runner: ModelRunner, step: SchedulerOutput) -> None:
 
 
 def _step(
-    decodes: list[tuple[int, int]], chunks: list[tuple[int, int]], temperatures: tuple[float, ...]
+    decodes: list[tuple[int, int]],
+    chunks: list[tuple[int, int]],
+    params: tuple[SamplingParams, ...],
 ) -> SchedulerOutput:
     """Return a step; each row has its number of computed tokens and that of scheduled ones."""
     rows = [*decodes, *chunks]
@@ -58,7 +83,7 @@ def _step(
         new_sequences=[
             NewSequenceData(
                 slot=slot,
-                params=SamplingParams(temperature=temperatures[slot % len(temperatures)]),
+                params=params[slot % len(params)],
                 num_prompt_tokens=1,
                 token_ids=[0],
                 seed=0,

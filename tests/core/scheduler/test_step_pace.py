@@ -232,18 +232,21 @@ def test_a_fast_device_begins_with_large_chunks(monkeypatch: pytest.MonkeyPatch)
     assert machine.steps[0].num_scheduled_tokens == [1024] * 4
 
 
-@pytest.mark.parametrize(("graph", "count"), [(0, MIN_CHUNK), (512, 300)])
+@pytest.mark.parametrize(
+    ("graph", "length", "counts"), [(0, 300, {MIN_CHUNK}), (512, 300, {300}), (512, 4000, {496})]
+)
 def test_what_fits_a_graph_needs_no_time_for_launches(
-    monkeypatch: pytest.MonkeyPatch, graph: int, count: int
+    monkeypatch: pytest.MonkeyPatch, graph: int, length: int, counts: set[int]
 ) -> None:
     """Launching takes longer than a step may; a chunk that a graph holds is not launched."""
     machine = Machine(monkeypatch, 0.012, (0.001, 1e-5, 1e-5, 1e-9, 1e-11, 0.1), 1, 2048, graph)
     streams(machine)
     machine.scheduler.pace.weights[5] = 0.1
-    machine.add("prompt", 300, 2)
-    while "prompt" not in machine.firsts and not (machine.steps and machine.steps[-1].tokens):
+    machine.add("prompt", length, 2)
+    while "prompt" not in machine.firsts:
         machine.step()
-    assert machine.steps[-1].num_scheduled_tokens[-1] == count
+    chunks = [step for step in machine.steps if step.tokens]
+    assert counts <= {step.num_scheduled_tokens[-1] for step in chunks}
 
 
 def test_chunks_end_at_multiples(monkeypatch: pytest.MonkeyPatch) -> None:

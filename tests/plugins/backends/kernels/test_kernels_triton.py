@@ -300,11 +300,11 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
     import torch
 
     from treadle.api.models import ModelContext
-    from treadle.sampling.kernels import install_sampler_kernels
     from treadle.sampling.sampler import Sampler
     from treadle_layers_kit import SingleRankCommunicator, ops
     from treadle_layers_kit.mlp import GatedMLP
     from treadle_worker_kit.fusion import apply_fusions
+    from treadle_worker_kit.sampler_kernels import install_sampler_kernels
 
     requests: list[tuple[str, dict[str, int]]] = []
 

@@ -118,9 +118,8 @@ class TritonAttention(PagedAttentionBackend):
             max_tiles = min(
                 max_tiles, -(-(self.window + max_query_len) // split_batch.tile.block_n) + 1
             )
-        split_batch.num_splits = tiles.choose_num_splits(
-            num_rows, self.num_kv_heads, max_tiles, self.num_sms
-        )
+        choose = tiles.choose_num_splits if max_query_len == 1 else tiles.choose_draft_splits
+        split_batch.num_splits = choose(num_rows, self.num_kv_heads, max_tiles, self.num_sms)
         if split_batch.num_splits > 1:
             new_empty = batch.seq_lens.new_empty
             shape = (num_rows, max_query_len, self.num_heads, split_batch.num_splits)

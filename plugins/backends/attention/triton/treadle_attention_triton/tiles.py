@@ -25,6 +25,9 @@ class Tile:
     max_registers: int | None = None
 
 
+DRAFT_SPLITS = 16
+
+
 def next_power_of_2(n: int) -> int:
     """The least power of two that is not below ``n``."""
     return 1 << (n - 1).bit_length()
@@ -92,3 +95,8 @@ def choose_num_splits(rows: int, kv_heads: int, max_tiles: int, num_sms: int) ->
     programs = max(1, rows * kv_heads)
     target = min(2 * num_sms // programs, max(16, num_sms // programs), 64)
     return 1 << max(target, 1).bit_length() - 1
+
+
+def choose_draft_splits(rows: int, kv_heads: int, max_tiles: int, num_sms: int) -> int:
+    """``choose_num_splits`` for rows of drafts: all or nothing, so that a step compiles no new variant."""
+    return DRAFT_SPLITS if max_tiles > 4 and rows * kv_heads <= num_sms else 1

@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 
 from treadle.api.attention import CommonAttentionMetadata, MaskKind
-from treadle.api.models import CausalModel
 from treadle.api.stats import CacheStats
-from treadle.api.step_types import EngineInfo, SchedulerOutput
+from treadle.api.step_types import SchedulerOutput
 from treadle.runner.attention import AttentionGroup, build_metadata
-from treadle.runner.inputs import PageTables, expand_tokens
+from treadle.runner.inputs import expand_tokens
+from treadle.runner.model_runner import ModelRunner
 from treadle.runner.outputs import flag_invalid
 from treadle.sampling.features import Features
-from treadle.sampling.sampler import Sampler
-from treadle.sampling.transfer import Packer
 
 __all__ = ("StepGraphs",)
 
@@ -28,8 +26,8 @@ MAX_SAMPLING_GRAPHS = 256
 
 MAX_PROMPT_READS = 2**18
 """Keys that the prompt tokens of a captured step may read in each layer. A captured row attends alone, so
-that each token of a prompt reads all that came before it; from here on the kernel for prompts, whose
-tokens share what they read, is faster although each of its kernels is launched."""
+that each token of a prompt reads all that came before it; beyond this, tokens that share what they read
+are faster although their attention is launched."""
 
 
 @dataclass(slots=True)
@@ -62,27 +60,19 @@ class StepGraphs:
     a set of features first occurs: there are many sets, and each has only a few kernels.
     """
 
-    def __init__(
-        self,
-        model: CausalModel,
-        attention: Sequence[AttentionGroup],
-        tables: PageTables,
-        sampler: Sampler,
-        last_tokens: Tensor,
-        packer: Packer,
-        info: EngineInfo,
-    ) -> None:
-        """``last_tokens`` has the last token of each slot, then room for the prompt ids of a step."""
-        self._model = model
+    def __init__(self, runner: ModelRunner, attention: Sequence[AttentionGroup]) -> None:
+        """``attention`` are the groups of the runner's model."""
+        self._model = runner.model
         self._attention = attention
-        self._tables = tables
-        self._sampler = sampler
-        self._last_tokens = last_tokens
-        self._packer = packer
-        self._page_size = info.page_size
-        self._max_len = info.max_model_len
-        self._device = last_tokens.device
-        self._num_slots = len(tables.device[0])
+        self._tables = runner.tables
+        self._sampler = runner.sampler
+        # The last token of each slot, then room for the prompt ids of a step.
+        self._last_tokens = runner.last_tokens
+        self._packer = runner.packer
+        self._page_size = runner.info.page_size
+        self._max_len = runner.info.max_model_len
+        self._device = runner.device
+        self._num_slots = len(runner.tables.device[0])
         self._padding = self._num_slots - 1
         self._causal = all(
             group.request.mask in (MaskKind.CAUSAL, MaskKind.SLIDING) for group in attention
@@ -90,7 +80,7 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[int, CapturedForward] = {}
         self._sampling: OrderedDict[tuple[int, Features, bool], CapturedSampling] = OrderedDict()
-        words = sampler.vocab_size // 32 + 1
+        words = runner.sampler.vocab_size // 32 + 1
         self._bitmask = torch.empty(0, words, dtype=torch.int32, device=self._device)
         self._sizes: list[int] = []
 

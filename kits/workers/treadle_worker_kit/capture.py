@@ -1,0 +1,123 @@
+"""The capture of CUDA graphs: which sizes of steps, and whether a model lets them be captured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from msgspec.structs import replace
+from tqdm import tqdm
+
+from treadle.config import SchedulerConfig
+from treadle.errors import TreadleError
+from treadle.runner.model_runner import LoadedModel, ModelRunner
+from treadle_worker_kit.memory import MemoryUsage
+from treadle_worker_kit.prompt_graphs import PromptGraphs
+from treadle_worker_kit.stages import StartStages
+from treadle_worker_kit.step_graphs import StepGraphs
+
+__all__ = ("MAX_PROMPT_TOKENS", "bucket_sizes", "capture_graphs")
+
+log = logging.getLogger(__name__)
+
+MAX_PROMPT_TOKENS = 512
+"""Tokens up to which whole steps are captured, if ``max_num_seqs`` is not more."""
+PIECE_TOKENS = (128, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
+"""Tokens of the steps with prompts that are captured in pieces."""
+
+
+def capture_graphs(
+    runner: ModelRunner,
+    loaded: LoadedModel,
+    limits: SchedulerConfig,
+    stages: StartStages,
+    usage: MemoryUsage,
+) -> list[str]:
+    """Capture CUDA graphs, and return sentences about those that could not be."""
+    free_bytes = torch.cuda.mem_get_info(loaded.device)[0]
+    report = []
+    if all(group.graph_safe for group in loaded.attention):
+        _capture_steps(runner, loaded, limits, stages)
+    else:
+        name = loaded.info.attention
+        report.append(f"Steps are not captured as a whole: attention {name} is not graph-safe.")
+    if not _capture_pieces(runner, loaded, limits, stages):
+        report.append(
+            "Steps with long prompts are not captured: the model waits for the device, or attends "
+            "elsewhere than in its attention layers."
+        )
+    usage.graphs = free_bytes - torch.cuda.mem_get_info(loaded.device)[0]
+    return report
+
+
+def bucket_sizes(max_size: int) -> list[int]:
+    """Return the batch sizes to capture, denser where padding would cost more."""
+    sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 513, 32)]
+    sizes += range(576, max_size + 64, 64)
+    return [*(size for size in sizes if size < max_size), max_size]
+
+
+def _capture_steps(
+    runner: ModelRunner, loaded: LoadedModel, limits: SchedulerConfig, stages: StartStages
+) -> None:
+    """Capture whole steps: those of as many decodes as may be, and more if the model lets them."""
+    graphs = runner.graphs = StepGraphs(runner, loaded.attention)
+    most = min(MAX_PROMPT_TOKENS, limits.max_num_batched_tokens)
+    while most > limits.max_num_seqs and not _never_waits(graphs.warm_up, most, stages):
+        most //= 2
+    sizes = bucket_sizes(max(limits.max_num_seqs, most))
+    for rows in tqdm(sizes[::-1], desc="Capturing CUDA graphs", unit="size", leave=False):
+        stages.step(f"{rows} rows")
+        _warm_up(graphs.warm_up, rows, stages)
+        graphs.capture(rows)
+    runner.info = replace(runner.info, max_graph_tokens=sizes[-1])
+
+
+def _capture_pieces(
+    runner: ModelRunner, loaded: LoadedModel, limits: SchedulerConfig, stages: StartStages
+) -> bool:
+    """Capture steps with prompts in pieces, and return whether the model lets them be captured."""
+    graphs = PromptGraphs(loaded, limits.max_num_seqs)
+    sizes = [size for size in PIECE_TOKENS if size <= limits.max_num_batched_tokens]
+    for tokens in sizes[::-1]:
+        stages.step(f"{tokens} tokens")
+        if tokens == sizes[-1] and not _never_waits(graphs.warm_up, tokens, stages):
+            return False
+        _warm_up(graphs.warm_up, tokens, stages)
+        if not graphs.capture(tokens):
+            return False
+    if sizes:
+        runner.forward = graphs.forward
+        most = max(sizes[-1], runner.info.max_graph_tokens)
+        runner.info = replace(runner.info, max_graph_tokens=most)
+    return True
+
+
+def _warm_up(warm_up: Callable[[int], None], size: int, stages: StartStages) -> None:
+    # First each rank alone, so that no kernel waits on a device for a rank that is still compiling.
+    with stages.dry_run() as compiles:
+        if compiles:
+            warm_up(size)
+    warm_up(size)
+    stages.meet()
+
+
+def _never_waits(warm_up: Callable[[int], None], size: int, stages: StartStages) -> bool:
+    """Return whether the model runs a step without waiting for the device, which no graph holds.
+
+    A capture that fails would leave the device in an error.
+    """
+    stages.step(f"{size} tokens")
+    _warm_up(warm_up, size, stages)
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        warm_up(size)
+        result = True
+    except (RuntimeError, TreadleError) as error:
+        log.debug("a step of %d tokens cannot be captured", size, exc_info=error)
+        result = False
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    return stages.all_agree(result)
