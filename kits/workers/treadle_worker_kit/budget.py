@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,26 @@ FACTORIES = frozenset({
     torch.Tensor.new_zeros, torch.Tensor.new_ones, torch.Tensor.new_full,
     torch.empty_like, torch.zeros_like, torch.ones_like,
 })  # fmt: skip
+
+
+def _arange(start: float = 0, end: float | None = None, step: float = 1, **_: Any) -> list[int]:
+    first, last = (0, start) if end is None else (start, end)
+    return [max(math.ceil((last - first) / (step or 1)), 0)]
+
+
+def _randn(*shape: Any, size: Any = None, **_: Any) -> Any:
+    return size or (shape if isinstance(shape[0], int) else shape[0])
+
+
+# On the meta device torch computes these in Python and imports sympy, which takes longer than the start of
+# a small model. Their shapes, from their arguments.
+SHAPES: Mapping[Any, Callable[..., Any]] = {
+    torch.arange: _arange,
+    torch.eye: lambda n, m=None, **_: (n, n if m is None else m),
+    torch.linspace: lambda start, end, steps, **_: (steps,),
+    torch.randint: lambda *bounds, size=None, **_: size or bounds[-1],
+    torch.randn: _randn,
+}
 
 
 class MemoryBudget(TorchFunctionMode):
@@ -63,7 +84,11 @@ class MemoryBudget(TorchFunctionMode):
     def _count(self, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         sizes = {k: v for k, v in named.items() if k not in ("device", "generator", "pin_memory")}
         try:
-            tensor = func(*args, **sizes, device="meta")
+            if func in SHAPES:
+                dtype = sizes.pop("dtype", None) or torch.int64
+                tensor = torch.empty(SHAPES[func](*args, **sizes), dtype=dtype, device="meta")
+            else:
+                tensor = func(*args, **sizes, device="meta")
             self._used += tensor.numel() * tensor.element_size()
         except RuntimeError as error:  # more bytes than a number of 64 bits counts
             raise CheckpointError(

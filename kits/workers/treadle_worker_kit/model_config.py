@@ -16,7 +16,7 @@ from treadle.api.files import ModelFiles
 from treadle.api.kinds import MODELS
 from treadle.errors import CheckpointError, ConfigError, PluginLoadError, PluginNotFoundError
 from treadle.loading import config_json
-from treadle.loading.sizes import LAYERS
+from treadle.loading.config import LAYERS
 from treadle.plugins import PluginManager
 
 if TYPE_CHECKING:

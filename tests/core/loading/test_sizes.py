@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from treadle.errors import CheckpointError
-from treadle.loading.sizes import check_config
+from treadle.loading.config import check_config
 
 
 @pytest.mark.parametrize(
