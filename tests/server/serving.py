@@ -58,7 +58,8 @@ async def serving(engine: ScriptedEngine | None = None, **options: Any) -> Async
     """``options`` are those of the server, and the parsers of the engine."""
     engine = engine or ScriptedEngine()
     parsers = {name: options.pop(name) for name in tuple(options) if name in PARSER_KINDS}
-    engine.use_parsers(**parsers)
+    if parsers or isinstance(engine, ScriptedEngine):
+        engine.use_parsers(**parsers)
     defaults = {"port": 0, "drain_timeout": 5.0, "enable_plugin_metrics": True}
     config = server_from_options({**defaults, **options})
     bound = bind(config)

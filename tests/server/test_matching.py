@@ -11,10 +11,7 @@ from serving import serving
 
 from treadle.api.matching import ModelTraits
 from treadle.config import PluginConfig
-from treadle.errors import PluginConflictError
 from treadle.plugins import PluginManager
-from treadle_server.config import server_from_options
-from treadle_server.run import serve_engine
 
 QWEN3 = ModelTraits(templates={"default": 'arguments <tool_call> <think> </think>"'})
 TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -74,14 +71,27 @@ async def test_a_model_without_signs_gets_no_parser() -> None:
     assert response.json()["choices"][0]["message"]["content"] == "<think>hm</think>"
 
 
-def test_equal_matches_stop_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("disabled", "parser"), [([], "hermes"), (["tool_parsers:hermes"], "rival")]
+)
+async def test_an_equal_match_of_a_stranger_takes_nothing(
+    tmp_path: Path, disabled: list[str], parser: str
+) -> None:
     file = tmp_path / "rival.py"
     file.write_text(RIVAL)
-    plugins = PluginManager(PluginConfig(plugin_file=[str(file)]))
-    with pytest.raises(
-        PluginConflictError, match=r"--tool-call-parser NAME:\n  hermes: .*\n  rival: "
-    ):
-        serve_engine(
-            lambda: ScriptedEngine(traits=QWEN3, plugins=plugins),
-            server_from_options(port=0, log_level="error"),
-        )
+    plugins = PluginManager(PluginConfig(plugin_file=[str(file)], disable_plugin=disabled))
+    async with serving(ScriptedEngine(traits=QWEN3, plugins=plugins)) as server:
+        assert server.context.chat_processor.parser_plugins.tool_call_parser == parser
+
+
+async def test_two_equal_strangers_cost_their_feature_only(tmp_path: Path) -> None:
+    files = [tmp_path / "rival.py", tmp_path / "other.py"]
+    files[0].write_text(RIVAL)
+    files[1].write_text(RIVAL.replace('"rival"', '"other"'))
+    config = PluginConfig(plugin_file=list(map(str, files)), disable_plugin=["tool_parsers:hermes"])
+    engine = ScriptedEngine(["<think>hm</think>yes"], traits=QWEN3, plugins=PluginManager(config))
+    async with serving(engine) as server:
+        assert (await server.chat()).json()["choices"][0]["message"]["reasoning"] == "hm"
+        refused = await server.chat(tools=TOOLS)
+    assert refused.status_code == 400
+    assert "start it with --tool-call-parser NAME" in refused.json()["error"]["message"]

@@ -27,7 +27,7 @@ class ModelTraits:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A plugin's claim that it fits a model. The highest score is selected; a tie is an error.
+    """A plugin's claim that it fits a model. The highest score is selected; of a tie, treadle's own plugin.
 
     Scores in every kind: 100 for a unique sign of a format, 50 for a sign that a more specific
     plugin may claim as well, 10 for a plugin that fits any model.

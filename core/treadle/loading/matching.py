@@ -1,6 +1,6 @@
 """Which plugin is made for a model: all of a kind are asked, and the highest score wins.
 
-They are asked when the option is ``auto``; equal answers are an error.
+They are asked when the option is ``auto``; of equal answers that of treadle's own plugin counts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from treadle.api.kinds import REASONING_PARSERS, TOOL_PARSERS
 from treadle.api.matching import Match, ModelTraits
 from treadle.api.plugin_kind import PluginKind
 from treadle.config import DeviceConfig
@@ -20,14 +21,24 @@ from treadle.errors import (
     PluginNotFoundError,
     TreadleError,
 )
-from treadle.known_plugins import install_hint
+from treadle.known_plugins import DISTRIBUTIONS, install_hint
 from treadle.plugins import PluginManager
 
-__all__ = ("AUTO", "NONE", "Candidate", "Decision", "candidates", "choose_executor", "decide")
+__all__ = (
+    "AUTO",
+    "NONE",
+    "NOTHING",
+    "Candidate",
+    "Decision",
+    "candidates",
+    "choose_executor",
+    "decide",
+)
 
 log = logging.getLogger("treadle.plugins")
 
 AUTO, NONE = "auto", "none"
+NOTHING = "sees nothing of its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,7 @@ def decide(
 ) -> Decision:
     """Return what an option means: ``auto`` asks the plugins, ``none`` is none, others are keys.
 
-    Raises ``PluginConflictError`` if several match equally well.
+    Of equal strangers, no parser is used; for other kinds, and strictly, ``PluginConflictError``.
     """
     if option == NONE:
         return Decision(None, f"{kind.option} none")
@@ -62,14 +73,20 @@ def decide(
     matches = candidates(plugins, kind, model)
     equal = [c for c in matches if c.score > 0 and c.score == matches[0].score]
     if len(equal) > 1:
-        reasons = "".join(f"\n  {c.key}: {c.reason}" for c in equal)
-        raise PluginConflictError(
-            f"several plugins of the kind {kind.name} match this model equally well; choose one with "
-            f"{kind.option} NAME:{reasons}"
-        )
+        owners = {c.key: plugins.choose(kind.name, c.key) for c in equal}
+        claims = "".join(f"\n  {c.key} from {owners[c.key].owner}: {c.reason}" for c in equal)
+        text = f"several {kind.name} match this model equally well; choose one with {kind.option} NAME:{claims}"
+        equal = [c for c in equal if owners[c.key].dist in DISTRIBUTIONS]
+        if len(equal) != 1:
+            if plugins.switches.strict or kind not in (TOOL_PARSERS, REASONING_PARSERS):
+                raise PluginConflictError(text)
+            log.error("none is used; %s", text)
+            return Decision(None, text, matches)
+        log.warning("treadle's own %s:%s is used; %s", kind.name, equal[0].key, text)
     if not equal:
         return Decision(None, "no installed plugin matches this model", matches)
-    return Decision(equal[0].key, f"{equal[0].reason} (score {equal[0].score})", matches[1:])
+    matches.remove(equal[0])
+    return Decision(equal[0].key, f"{equal[0].reason} (score {equal[0].score})", matches)
 
 
 def candidates(
@@ -101,7 +118,7 @@ def _candidate(
     match hooks.treadle_match(kind=kind.name, key=key, model=model, options=options):
         case None:
             has_hook = hasattr(plugins.load(kind.name, key), "treadle_match")
-            reason = "sees nothing of its own" if has_hook else "does not say what it matches"
+            reason = NOTHING if has_hook else "does not say what it matches"
             return Candidate(key, 0, reason)
         case Match(score=int(score), reason=str(reason)) if score > 0 and reason:
             return Candidate(key, score, reason)

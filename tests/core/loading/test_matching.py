@@ -1,14 +1,18 @@
-"""Choosing by match: the best wins, equal ones are an error, and a broken plugin costs nobody else."""
+"""Choosing by match: the best wins, of equal ones treadle's own, and a broken plugin costs nobody else."""
 
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from treadle.api.kinds import TOOL_PARSERS
+from treadle.api.kinds import QUANTIZATION, REASONING_PARSERS, RENDERERS, TOOL_PARSERS
 from treadle.api.matching import ModelTraits
+from treadle.api.plugin_kind import PluginKind
 from treadle.config import PluginConfig
 from treadle.errors import ConfigError, PluginConflictError, PluginLoadError
 from treadle.loading.matching import AUTO, NONE, Candidate, decide
@@ -29,6 +33,16 @@ def treadle_match(kind, key, model, options):
     answers = {answers}
     return answers[key](model)
 """
+EQUAL = """
+from treadle.api import impl
+from treadle.api.matching import Match
+
+
+@impl
+def treadle_match(kind, key, model, options):
+    return Match(100, "all")
+"""
+OWNERS = {"acme": "acme", "own": "treadle-llama", "zeta": "zeta"}
 MODEL = ModelTraits(config={"model_type": "a"}, templates={"default": "<a>", "tool_use": "<b>"})
 WORSE = 'lambda m: Match(50, "the template writes <b>") if m.template_contains("<b>") else None'
 BETTER = 'lambda m: Match(100, "its type is a") if m.config.get("model_type") == "a" else None'
@@ -58,12 +72,61 @@ def test_a_worse_match_is_taken_where_the_better_one_sees_nothing(tmp_path: Path
     assert decision.key == "b"
 
 
-def test_equal_matches_are_an_error_that_names_them_and_the_flag(tmp_path: Path) -> None:
-    plugins = make_plugins(tmp_path, b=WORSE, d=BETTER, c=BETTER)
-    with pytest.raises(PluginConflictError) as exc_info:
+def matching_entries(tmp_path: Path, **dists: str) -> PluginManager:
+    """A plugin for each key, of the distribution of that name; all match the model equally well."""
+    file = tmp_path / f"equal_{uuid4().hex}.py"
+    file.write_text(EQUAL)
+    entries = [
+        Entry(kind, key, file.stem, dist, "1", file=str(file))
+        for kind in ("tool_parsers", "reasoning_parsers", "renderers", "quantization")
+        for key, dist in dists.items()
+    ]
+    return PluginManager(source=lambda: entries)
+
+
+@pytest.mark.parametrize("kind", [TOOL_PARSERS, REASONING_PARSERS, RENDERERS, QUANTIZATION])
+def test_of_equal_matches_treadles_own_is_used_and_a_line_names_all(
+    kind: PluginKind[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugins = matching_entries(tmp_path, **OWNERS)
+    decision = decide(plugins, kind, MODEL, AUTO)
+    assert (decision.key, decision.reason) == ("own", "all (score 100)")
+    assert [c.key for c in decision.alternatives] == ["acme", "zeta"]
+    (line,) = caplog.messages
+    assert line.startswith(f"treadle's own {kind.name}:own is used; several {kind.name} match")
+    claims = [f"\n  {key} from {dist} 1: all" for key, dist in OWNERS.items()]
+    assert line.endswith(f"choose one with {kind.option} NAME:" + "".join(claims))
+    assert decide(plugins, kind, MODEL, "zeta").key == "zeta"
+
+
+TWO_STRANGERS = r"choose one with {} NAME:\n  acme from acme 1: all\n  zeta from zeta 1: all$"
+
+
+@pytest.mark.parametrize("kind", [TOOL_PARSERS, REASONING_PARSERS])
+def test_of_two_equal_strangers_no_parser_is_used(
+    kind: PluginKind[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    decision = decide(matching_entries(tmp_path, zeta="zeta", acme="acme"), kind, MODEL, AUTO)
+    assert decision.key is None and [c.key for c in decision.alternatives] == ["acme", "zeta"]
+    assert re.search(TWO_STRANGERS.format(kind.option), decision.reason)
+    assert caplog.messages == [f"none is used; {decision.reason}"]
+
+
+@pytest.mark.parametrize("kind", [RENDERERS, QUANTIZATION])
+def test_what_an_engine_cannot_do_without_is_a_conflict(
+    kind: PluginKind[Any], tmp_path: Path
+) -> None:
+    with pytest.raises(PluginConflictError, match=TWO_STRANGERS.format(kind.option)):
+        decide(matching_entries(tmp_path, zeta="zeta", acme="acme"), kind, MODEL, AUTO)
+
+
+def test_in_strict_mode_equal_matches_are_a_conflict(tmp_path: Path) -> None:
+    plugins = make_plugins(tmp_path, strict=True, b=WORSE, d=BETTER, c=BETTER)
+    with pytest.raises(
+        PluginConflictError, match="--tool-call-parser NAME:\n  c from "
+    ) as exc_info:
         decide(plugins, TOOL_PARSERS, MODEL, AUTO)
-    assert "--tool-call-parser NAME:\n  c: its type is a\n  d: its type is a" in str(exc_info.value)
-    assert "b:" not in str(exc_info.value)
+    assert "  d from " in str(exc_info.value) and "b from" not in str(exc_info.value)
 
 
 def test_no_match(tmp_path: Path) -> None:

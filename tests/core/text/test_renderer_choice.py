@@ -41,9 +41,11 @@ def treadle_match(kind, key, model):
 """
 
 
-def open_assets(folder: Path, score: int = 100, **options: Any) -> FrontendAssets:
+def open_assets(
+    folder: Path, score: int = 100, source: str = PLUGIN, **options: Any
+) -> FrontendAssets:
     file = folder / "plugin.py"
-    file.write_text(PLUGIN.replace("SCORE", str(score)))
+    file.write_text(source.replace("SCORE", str(score)))
     config = from_options(model=str(make_tokenizer(folder)), plugin_file=[str(file)], **options)
     return open_checkpoint(config, PluginManager(plugin_config(config)))
 
@@ -81,9 +83,21 @@ def test_a_name_and_a_template_count_more(tmp_path: Path) -> None:
     assert type(create_renderer(tmp_path, renderer="mine")).__name__ == "Mine"
 
 
-def test_a_tie_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(PluginConflictError, match=r"--renderer NAME:\n  jinja: .*\n  mine: "):
-        open_assets(tmp_path, 10, **OURS)
+def test_of_a_tie_treadles_own_is_used(tmp_path: Path) -> None:
+    assert isinstance(create_renderer(tmp_path, 10, **OURS), JinjaRenderer)
+    assert type(create_renderer(tmp_path, 11, **OURS)).__name__ == "Mine"
+
+
+def test_a_tie_of_strangers_is_an_error(tmp_path: Path) -> None:
+    """No engine starts without a renderer."""
+    twins = {'["mine"]': '["mine", "twin"]', '(kind, key) == ("renderers", "mine")': "True"}
+    source = PLUGIN
+    for old, new in twins.items():
+        source = source.replace(old, new)
+    with pytest.raises(
+        PluginConflictError, match=r"--renderer NAME:\n  mine from .*\n  twin from "
+    ):
+        open_assets(tmp_path, source=source, **OURS)
 
 
 def test_without_any_renderer(tmp_path: Path) -> None:
