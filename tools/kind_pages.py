@@ -41,10 +41,10 @@ FAILS = {
 }
 HANGS = {
     "start": "the start ends after `startup_timeout`",
-    "step": "`/health` answers 503 after `hang_timeout`",
+    "step": "`/health` answers 503 after `hang_timeout` and names the method",
     "text": "the request fails after ten budgets; with eight stuck calls there is one trial a minute",
     "parser": "the answer goes on as text after ten budgets; with four stuck calls there is one trial a minute",
-    "compile": "the compilation is killed, and its request fails; a matcher is part of the step",
+    "compile": "the compilation is killed, and its request fails; a matcher is part of the step, and if it is [isolated](../do/isolate.md), the requests with its grammars fail",
     "hook": "a server's process ends after two minutes",
     "route": "its requests, and others if it holds up the event loop; a signal ends the server",
     "command": "the command, until Control-C",
@@ -54,7 +54,7 @@ CRASHES = {
     "step": "the engine: running requests fail, and `/health` answers 503",
     "text": "the server; an [isolated](../do/isolate.md) renderer its request",
     "parser": "the server; if it is [isolated](../do/isolate.md), the answer goes on as text",
-    "compile": "the compilation, and its request; a matcher is part of the step",
+    "compile": "the compilation, and its request; a matcher is part of the step, and if it is [isolated](../do/isolate.md), it costs the requests with its grammars",
     "hook": "the process; the start fails and names the hook",
     "route": "the server",
     "command": "the command",

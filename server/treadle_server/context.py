@@ -47,7 +47,8 @@ class ServerContext:
     """One server around one started engine.
 
     ``draining`` is set when it is going to stop, ``is_dead`` when the engine has stopped, ``is_hung``
-    while the engine does not answer; ``stats`` is what it returned last. ``chat_processor`` prepares chats
+    while the engine does not answer, and ``stuck_calls`` then says in which calls of plugins it is, if it is
+    in any; ``stats`` is what it returned last. ``chat_processor`` prepares chats
     with the parsers that are used. ``observers`` are told of each prompt that the engine has answered.
     """
 
@@ -77,6 +78,7 @@ class ServerContext:
         self.draining = False
         self.is_dead: EngineDeadError | None = None
         self.is_hung: EngineDeadError | None = None
+        self.stuck_calls = ""
         self.stats: EngineStats | None = None
         self.chat_processor = engine.assets.chats(
             engine.config,
@@ -137,7 +139,8 @@ class ServerContext:
         if self.is_hung is not None:
             raise APIError(
                 503,
-                f"a step of the engine has not ended for {self.config.hang_timeout:g} s (hang_timeout)",
+                f"a step of the engine has not ended for {self.config.hang_timeout:g} s (hang_timeout)"
+                + (f": {self.stuck_calls}" if self.stuck_calls else ""),
                 code="engine_unresponsive",
             )
 

@@ -24,9 +24,11 @@ from typing import Any, cast
 import uvicorn
 
 from treadle.errors import EngineDeadError
+from treadle.processes.logs import LogSetup
 from treadle_server.app import create_app
 from treadle_server.batches.service import BatchService
 from treadle_server.batches.storage import Folder
+from treadle_server.call_monitor import stuck_calls
 from treadle_server.context import ServerContext
 from treadle_server.gateway import STOPPED
 from treadle_server.memory_watch import MemoryWatch
@@ -248,12 +250,15 @@ class Lifecycle:
         while context.is_dead is None:
             try:
                 context.stats = await context.engine.stats(timeout)
-                context.is_hung = None
+                context.is_hung, context.stuck_calls = None, ""
                 context.broken_plugins()
             except EngineDeadError as error:
                 if context.engine.alive:
-                    log.error("the engine hangs: %s", error)
-                    context.is_hung = error
+                    context.is_hung = context.is_hung or error
+                    where = await self._stuck_calls()
+                    context.is_hung = EngineDeadError(f"{error}; {where}") if where else error
+                    context.stuck_calls = where
+                    log.error("%s", context.is_hung)
                 else:
                     self._end(error)
             else:
@@ -263,6 +268,12 @@ class Lifecycle:
                 self._memory.look()
                 next_look = time.monotonic() + LOOK_SECONDS
             await asyncio.sleep(HEARTBEAT)
+
+    async def _stuck_calls(self) -> str:
+        """Return which calls of plugins the processes of the engine are in."""
+        settings = LogSetup.current().settings
+        folder = settings.get("steps") if isinstance(settings, dict) else None
+        return "" if folder is None else await asyncio.to_thread(stuck_calls, Path(folder))
 
     def _end(self, error: EngineDeadError) -> None:
         """Note that the engine has died, and log why, if the system knows more than the engine."""

@@ -87,7 +87,7 @@ class LoadMonitor(logging.Handler):
 def last_step(folder: Path) -> str:
     """Return what the processes that have died were doing; empty if it was nothing of a plugin."""
     texts = []
-    for file in folder.iterdir():
+    for file in filter(lambda file: not file.suffix, folder.iterdir()):
         with contextlib.suppress(OSError):
             if not Path(f"/proc/{file.name}").exists() and (text := file.read_text()):
                 texts.append(text)

@@ -25,6 +25,8 @@ __all__ = ("JSONFormatter", "LogSettings", "StormHandler", "TextFormatter", "req
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The ``x-request-id`` of the request that is being answered."""
+unenforced: ContextVar[dict[str, None] | None] = ContextVar("unenforced", default=None)
+"""What the outputs of the request need not obey of its constraint; the gateway makes one for each."""
 
 BURST = 5
 WINDOW_SECONDS = 10.0
@@ -40,7 +42,7 @@ class LogSettings(msgspec.Struct, frozen=True):
     file: str | None = None
     """A JSON or YAML file for ``logging.config.dictConfig``."""
     steps: str | None = None
-    """The folder of ``LoadMonitor``, which is started if there is one."""
+    """The folder of ``LoadMonitor`` and ``CallMonitor``, which are started if there is one."""
 
 
 class TextFormatter(RecordFormatter):
@@ -232,9 +234,11 @@ def start(settings: Any, process: str) -> None:
         log.removeHandler(handler)
     log.addHandler(LogSetup("treadle_server.logs:start", msgspec.to_builtins(options)))
     if options.steps is not None:
+        from treadle_server.call_monitor import CallMonitor
         from treadle_server.load_monitor import LoadMonitor
 
         LoadMonitor(Path(options.steps)).start()
+        CallMonitor(Path(options.steps)).start()
 
 
 def _default(options: LogSettings) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from treadle.processes.logs import steps
 from treadle.text.parser_plugins import PARSER_KINDS
 from treadle_server.banner import banner
 from treadle_server.batches.storage import check_files_dir
+from treadle_server.chat.thinking_budget import with_thinking_budget
 from treadle_server.config import ServerConfig
 from treadle_server.context import ServerContext
 from treadle_server.engine import Engine
@@ -58,7 +59,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> None:
     def build() -> Startable:
         from treadle.entrypoints.async_llm import AsyncLLM
 
-        return AsyncLLM(config=engine)
+        return with_thinking_budget(AsyncLLM(config=engine))
 
     serve_engine(build, server)
 

@@ -1,7 +1,8 @@
 """A plugin of every kind that an engine calls: what is built in, until the options say otherwise.
 
 ``method`` goes wrong in the way ``failure`` from its call ``first_call`` on, ``times`` times; in the
-process ``pid`` only, if that is given. Grammars are asked by their source instead, so that one
+process ``pid`` only, if that is given. If ``failure`` is the path of a named pipe, the method does not
+return while there is a file beside it whose name ends in ``.closed``, until the pipe is opened. Grammars are asked by their source instead, so that one
 backend serves many tests: ``fill_bitmask RuntimeError 2``.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,6 +98,10 @@ class Fault:
             return call()
         self._calls += 1
         if not options.first_call <= self._calls < options.first_call + options.times:
+            return call()
+        if (path := Path(options.failure)).is_absolute():  # a pipe that holds up who opens it
+            if path.with_suffix(".closed").exists():
+                path.open().close()
             return call()
         if options.failure in RAISED:
             raise RAISED[options.failure]("odd")

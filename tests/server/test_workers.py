@@ -127,7 +127,8 @@ def test_a_killed_worker_is_told_and_ends_everything(
         assert exc_info.value.code == "engine_dead"
         assert server.ends() not in (0, None)
         health.join(5)
-        assert [status for _, status in health.statuses] == [200, 503, 0]
+        statuses = [status for _, status in health.statuses]
+        assert statuses in ([200, 503, 0], [200, 0])  # the server may end between two questions
         assert health.statuses[1][0] - killed < 20
         assert not list(filter(running, below))
     assert f"rank {rank} is gone (exit code -9)" in (tmp_path / "log").read_text()
