@@ -1,9 +1,12 @@
 """What a call of an isolated plugin costs beside one in this process.
 
-One JSON line for each plugin: microseconds of a call, here and in a process of its own, by turns, and
+One JSON line for each parser: microseconds of a call, here and in a process of its own, by turns, and
 the seconds and the memory that the process takes.
 
-    python benchmarks/isolation.py --calls 5000
+One more for each grammar backend and number of rows: microseconds of a step, in which each row gets a mask and
+accepts a token. ``by_row`` is the same with a call for each row instead of one for all of them.
+
+    python benchmarks/isolation.py --calls 5000 --vocab 151936
 """
 
 from __future__ import annotations
@@ -16,10 +19,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from treadle.api.kinds import REASONING_PARSERS, TOKENIZERS, TOOL_PARSERS
-from treadle.api.types import ModelFiles, Tool
+import torch
+from structured_output import Synthetic
+
+from treadle.api.kinds import REASONING_PARSERS, STRUCTURED_OUTPUT, TOKENIZERS, TOOL_PARSERS
+from treadle.api.types import GrammarSpec, ModelFiles, SupportsGrammarBatches, Tool
 from treadle.config import PluginConfig
 from treadle.plugins import PluginManager
+from treadle.structured_output import StructuredOutputState
+from treadle.structured_output.batch import accept_tokens, fill_bitmasks
 from treadle.testing.checkpoints import make_tokenizer
 from treadle_server.child_processes import resident_bytes
 
@@ -47,10 +55,19 @@ def microseconds(call: Callable[[], object], calls: int) -> float:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--calls", type=int, default=5000)
+    arguments.add_argument("--vocab", type=int, default=151936)
+    arguments.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64, 256])
+    arguments.add_argument("--backends", nargs="*", default=["llguidance", "outlines"])
     arguments.add_argument("--folder", type=Path, default=Path("benchmark-tokenizer"))
     options = arguments.parse_args()
     options.folder.mkdir(exist_ok=True)
     make_tokenizer(options.folder)
+    parsers(options)
+    for key in options.backends:
+        grammars(key, options)
+
+
+def parsers(options: argparse.Namespace) -> None:
     for kind, key in ((TOOL_PARSERS, "hermes"), (REASONING_PARSERS, "qwen3")):
         start = perf_counter()
         isolated = parser(kind, key, options.folder, isolate=True)
@@ -66,6 +83,75 @@ def main() -> None:
         memory = resident_bytes().get("isolated", 0) >> 20
         result = {"plugin": f"{kind.name}:{key}", **figures, "start_seconds": round(seconds, 2)}
         print(json.dumps({**result, "resident_mib": memory}))
+
+
+class Steps:
+    """Rows inside a JSON string, which take a letter in each step, in a backend of this process or not."""
+
+    def __init__(self, key: str, tokenizer: Any, vocab: int, *, isolate: bool) -> None:
+        name = f"{STRUCTURED_OUTPUT.name}:{key}"
+        self.plugins = PluginManager(PluginConfig(isolate=[name] if isolate else []))
+        start = perf_counter()
+        self.compiler = self.plugins.create_guarded(
+            STRUCTURED_OUTPUT, key, tokenizer=tokenizer, vocab_size=vocab
+        )
+        self.ready_seconds = perf_counter() - start
+        self.grammar = self.compiler.compile(GrammarSpec("regex", '"[a-z ]+"'))
+        self._vocab = vocab
+        self._quote, self._letter = (tokenizer.encode(c, add_special_tokens=False) for c in '"a')
+
+    def states(self, rows: int, *, together: bool) -> list[StructuredOutputState]:
+        batches = None
+        if together and isinstance(self.compiler, SupportsGrammarBatches):
+            batches = self.compiler
+        found = [
+            StructuredOutputState(self.grammar.matcher(), batches=batches) for _ in range(rows)
+        ]
+        accept_tokens([(state, self._quote[0]) for state in found])
+        return found
+
+    def microseconds(self, states: list[StructuredOutputState], steps: int) -> float:
+        bitmask = torch.empty((len(states), self._vocab // 32 + 1), dtype=torch.int32)
+        rows = [(i, state, (), ()) for i, state in enumerate(states)]
+
+        def step() -> None:
+            fill_bitmasks(rows, bitmask, self._vocab)
+            accept_tokens([(state, self._letter[0]) for state in states])
+
+        taken = microseconds(step, steps)
+        assert not any(state.has_ended for state in states), states[0].error
+        return taken
+
+
+def grammars(key: str, options: argparse.Namespace) -> None:
+    tokenizer = Synthetic(options.vocab)
+    here = Steps(key, tokenizer, options.vocab, isolate=False)
+    apart = Steps(key, tokenizer, options.vocab, isolate=True)
+    memory = resident_bytes().get("isolated", 0) >> 20
+    for rows in options.rows:
+        steps = max(3, 500 // rows)
+        columns = {
+            "here": (here, here.states(rows, together=True)),
+            "isolated": (apart, apart.states(rows, together=True)),
+            "by_row": (apart, apart.states(rows, together=False)),
+        }
+        times: dict[str, list[float]] = {name: [] for name in columns}
+        for _ in range(ROUNDS):
+            for name, (side, states) in columns.items():
+                times[name].append(side.microseconds(states, steps))
+        figures = {name: round(statistics.median(values)) for name, values in times.items()}
+        ready = {"here": round(here.ready_seconds, 2), "isolated": round(apart.ready_seconds, 2)}
+        print(
+            json.dumps(
+                {
+                    "plugin": f"{STRUCTURED_OUTPUT.name}:{key}",
+                    "rows": rows,
+                    "microseconds_of_a_step": figures,
+                    "ready_seconds": ready,
+                    "resident_mib": memory,
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

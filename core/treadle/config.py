@@ -214,7 +214,9 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = msgspec.field(default_factory=list)
     isolate: Annotated[
         list[str],
-        Meta(description="Run a parser or renderer, kind:key, in its own process. Repeatable."),
+        Meta(
+            description="Run a parser, renderer or grammar backend in its own process. Repeatable."
+        ),
     ] = msgspec.field(default_factory=list)
     plugin_file: Annotated[
         list[str], Meta(description="Load one local Python file as a plugin. Repeatable.")

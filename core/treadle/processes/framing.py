@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -68,14 +69,26 @@ def send_frame(sock: socket.socket, payload: bytes) -> None:
     sock.sendall(len(payload).to_bytes(PREFIX_BYTES, "little") + payload)
 
 
-def receive_frame(sock: socket.socket) -> bytes:
-    """Read one payload from a blocking socket. Raises ``ConnectionError`` at the end of the stream."""
-    return _receive_exactly(sock, int.from_bytes(_receive_exactly(sock, PREFIX_BYTES), "little"))
+def receive_frame(sock: socket.socket, seconds: float | None = None) -> bytes:
+    """Read one payload from a blocking socket, all of it within ``seconds``.
+
+    Raises ``TimeoutError``, and ``ConnectionError`` at the end of the stream or for a frame longer
+    than ``MAX_FRAME_BYTES``.
+    """
+    deadline = None if seconds is None else time.monotonic() + seconds
+    size = int.from_bytes(_receive_exactly(sock, PREFIX_BYTES, deadline), "little")
+    if size > MAX_FRAME_BYTES:
+        raise ConnectionError(f"the other process sends a frame of {size} bytes")
+    return _receive_exactly(sock, size, deadline)
 
 
-def _receive_exactly(sock: socket.socket, size: int) -> bytes:
+def _receive_exactly(sock: socket.socket, size: int, deadline: float | None) -> bytes:
     data = bytearray()
     while len(data) < size:
+        if deadline is not None:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError("timed out")
+            sock.settimeout(left)
         piece = sock.recv(min(RECEIVE_BYTES, size - len(data)))
         if not piece:
             raise ConnectionError("the other process closed the socket")

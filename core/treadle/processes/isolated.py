@@ -233,4 +233,4 @@ def exchange(sock: socket.socket, payload: bytes, seconds: float) -> bytes:
     """Send a request and return its response. Raises ``OSError``."""
     sock.settimeout(seconds)
     send_frame(sock, payload)
-    return receive_frame(sock)
+    return receive_frame(sock, seconds)

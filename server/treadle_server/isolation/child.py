@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
 
 from treadle.api import types
 from treadle.api.contracts import implements, members
-from treadle.api.kinds import CORE_KINDS
+from treadle.api.kinds import CORE_KINDS, STRUCTURED_OUTPUT
 from treadle.errors import TreadleError
 from treadle.plugins import Entry, PluginManager
 from treadle.processes.failure import Failure, printable
 from treadle.processes.framing import receive_frame, send_frame
 from treadle.processes.isolated import ignore_interrupts, limit_memory
 from treadle.processes.lifeline import end_with_parent
-from treadle_server.isolation.wire import Call, Hello, ObjectHandle, Reply, decode, encode, pack
+from treadle_server.isolation.grammars import OBJECTS
+from treadle_server.isolation.wire import (
+    POLL,
+    Call,
+    Hello,
+    ObjectHandle,
+    Reply,
+    decode,
+    encode,
+    pack,
+)
 
-__all__ = ("TOKENIZER_DATA", "TOKENIZER_METHODS", "main")
+__all__ = ("TOKENIZER_DATA", "TOKENIZER_METHODS", "TOKEN_PAGE", "main")
 
 TOKENIZER_METHODS = tuple(
     m.name for m in members(types.Tokenizer) if not m.is_property and m.name != "create_detokenizer"
 )
+TOKEN_PAGE = "token_page"
+"""Asks for the bytes of ids from one on: a grammar backend reads those of the whole vocabulary."""
+PAGE = 4096
+POLL_SECONDS = 0.002
+"""How long a poll waits for the result, and whoever else calls meanwhile waits for the poll."""
 MATCH = "treadle_match"
 MAX_REPLY_BYTES = 64 * 2**20
 TOKENIZER_DATA = (
@@ -40,11 +58,17 @@ def main(fd: int) -> None:
     end_with_parent(fd)  # a call that hangs does not read the socket
     with socket.socket(fileno=fd) as sock, suppress(ConnectionError):
         hello = msgspec.msgpack.decode(receive_frame(sock), type=Hello)
+        if hello.kind == STRUCTURED_OUTPUT.name:
+            import torch  # noqa: F401  # of which bitmasks are made, and whose size is not the plugin's
         limit_memory(hello.memory)
-        plugin = IsolatedObjects(hello, sock)
+        tokenizer = RemoteTokenizer(sock)
+        plugin = IsolatedObjects(hello, tokenizer)
         send_frame(sock, b"")
         while True:
-            send_frame(sock, plugin.answer(receive_frame(sock)))
+            data = receive_frame(sock)
+            with tokenizer.during_call():
+                reply = plugin.answer(data)
+            send_frame(sock, reply)
 
 
 class ObjectLost(Exception):
@@ -52,11 +76,35 @@ class ObjectLost(Exception):
 
 
 class RemoteTokenizer:
-    """The tokenizer of the server, to which each call goes; what does not change is asked once."""
+    """The tokenizer of the server, to which each call goes; what does not change is asked once.
+
+    Safe in threads, which wait for the next call, as the server listens only then.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._lock = threading.Lock()
+        self._lock.acquire()
         self._data: dict[str, Any] = {}
+        self._pages: dict[int, list[bytes]] = {}
+
+    @contextmanager
+    def during_call(self) -> Iterator[None]:
+        """Let threads ask while the server waits for an answer, and wait for those who ask."""
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
+
+    def token_bytes(self, token: int) -> Any:
+        """Return what the tokenizer does, which is asked for many ids at once."""
+        if not 0 <= token < self.vocab_size:
+            return self._ask("token_bytes", (token,), {})
+        page, index = divmod(token, PAGE)
+        if page not in self._pages:
+            self._pages[page] = self._ask(TOKEN_PAGE, (page * PAGE, PAGE), {})
+        return self._pages[page][index]
 
     def __getattr__(self, name: str) -> Any:
         if name in TOKENIZER_METHODS:
@@ -71,20 +119,45 @@ class RemoteTokenizer:
 
     def _ask(self, name: str, arguments: Any, named: Any, *, read: bool = False) -> Any:
         call = Call(0, name, pack(list(arguments)), pack(dict(named)), read)
-        send_frame(self._sock, encode(Reply(callback=call)))
-        reply: Reply = decode(receive_frame(self._sock), Reply, kept=_no_texts)
+        with self._lock:
+            send_frame(self._sock, encode(Reply(callback=call)))
+            reply: Reply = decode(receive_frame(self._sock), Reply, kept=_no_texts)
         if reply.failure is not None:
             raise reply.failure.error()
         return reply.value
 
 
+class Task:
+    """A call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.done = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def result(self) -> Any:
+        """Return or raise what the call has, which is ``done``."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _run(self) -> None:
+        try:
+            self._result = self._call()
+        except BaseException as error:  # whoever polls hears of it
+            self._error = error
+        self.done.set()
+
+
 class IsolatedObjects:
     """The objects that the plugin has built, by number, and the texts that only it may read."""
 
-    def __init__(self, hello: Hello, sock: socket.socket) -> None:
-        self._tokenizer = RemoteTokenizer(sock)
+    def __init__(self, hello: Hello, tokenizer: RemoteTokenizer) -> None:
+        self._tokenizer = tokenizer
         self._objects: dict[int, Any] = {}
-        self._count = 0
+        self._numbers = itertools.count(1)
         self._hello = hello
         self._kinds = {kind.name: kind for kind in CORE_KINDS}
         self._plugins = PluginManager(source=lambda: (), kinds=self._kinds)
@@ -98,7 +171,8 @@ class IsolatedObjects:
             call: Call = decode(data, Call, kept=self._text, tokenizer=self._tokenizer)
             for number in call.freed:
                 self._objects.pop(number, None)
-            reply = encode(Reply(pack(self._call(call), self._keep)))
+            result = self._call_beside(call) if call.beside else self._call(call)
+            reply = encode(Reply(pack(result, self._keep)))
             if len(reply) > MAX_REPLY_BYTES:
                 raise ValueError(f"a result of {len(reply)} bytes; {MAX_REPLY_BYTES} are allowed")
             return reply
@@ -109,6 +183,19 @@ class IsolatedObjects:
             text = printable(text.removeprefix(f"{name}: "))
             return encode(Reply(failure=Failure("EngineError", text), error=name))
 
+    def _call_beside(self, call: Call) -> Any:
+        """Poll a call in a thread, or begin one."""
+        number, task = call.target, self._objects.get(call.target)
+        if call.method != POLL:
+            number, task = self._number(), Task(lambda: self._call(call))
+            self._objects[number] = task
+        if not isinstance(task, Task):
+            raise ObjectLost
+        if not task.done.wait(POLL_SECONDS):
+            return number, None
+        del self._objects[number]
+        return 0, task.result()
+
     def _call(self, call: Call) -> Any:
         if call.target:
             if call.target not in self._objects:
@@ -116,7 +203,8 @@ class IsolatedObjects:
             instance = self._objects[call.target]
             if call.read:
                 return getattr(instance, call.method)
-            return getattr(instance, call.method)(*call.arguments, **call.named)
+            result = getattr(instance, call.method)(*call.arguments, **call.named)
+            return self._hold(result, call.builds) if call.builds else result
         if not call.method:
             return self._plugins.loader.load(self._entry) and None
         return self._call_hook(call)
@@ -125,15 +213,22 @@ class IsolatedObjects:
         """Call a hook of the plugin; ``arguments`` are kind, key and options as the user wrote them."""
         kind, key, options = call.arguments
         entry, plugins = self._declare(kind, key), self._plugins
-        plugins.config = msgspec.structs.replace(plugins.config, plugin_options={entry.id: options})
+        known = {**plugins.config.plugin_options, entry.id: options}  # others may be building
+        plugins.config = msgspec.structs.replace(plugins.config, plugin_options=known)
         if call.method == MATCH:
             named = {**call.named, "kind": kind, "key": key, "options": plugins.options(kind, key)}
             return plugins.hooks(entry).call(MATCH, named)
-        instance = plugins.create(self._kinds[kind], key, **call.named)
-        self._count += 1
-        self._objects[self._count] = instance
-        optional = [c.__name__ for c in self._kinds[kind].optional if implements(instance, c)]
-        return msgspec.structs.astuple(ObjectHandle(self._count, optional))
+        contract = self._kinds[kind]
+        instance = plugins.create(contract, key, **call.named)
+        optional = [c.__name__ for c in contract.optional if implements(instance, c)]
+        builds: Any = contract.builds
+        return self._hold(instance, builds.__name__, optional)
+
+    def _hold(self, instance: Any, contract: str, optional: Sequence[str] = ()) -> Any:
+        """Keep an object of the plugin, and return what stands for it in a message."""
+        number, adapt = self._number(), OBJECTS.get(contract)
+        self._objects[number] = instance if adapt is None else adapt(instance, self._objects)
+        return msgspec.structs.astuple(ObjectHandle(number, list(optional)))
 
     def _declare(self, kind: str, key: str) -> Entry:
         """Return the entry of a key; the same object of the plugin serves all of them."""
@@ -145,9 +240,12 @@ class IsolatedObjects:
         return self._plugins.choose(kind, key)
 
     def _keep(self, text: str) -> int:
-        self._count += 1
-        self._objects[self._count] = text
-        return self._count
+        number = self._number()
+        self._objects[number] = text
+        return number
+
+    def _number(self) -> int:
+        return next(self._numbers)
 
     def _text(self, number: int, text: str) -> Any:
         if number not in self._objects:  # its plain text may mean something else

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import msgspec
@@ -15,17 +15,22 @@ import msgspec
 from treadle.processes.failure import Failure
 from treadle.processes.isolated import IsolatedProcess
 from treadle.processes.watchdog import MAX_STUCK_THREADS, RETRY_SECONDS
-from treadle_server.isolation.wire import Call, Hello, Kept, Reply, decode, encode, pack
+from treadle_server.isolation.wire import POLL, Call, Hello, Kept, Reply, decode, encode, pack
 
-__all__ = ("MEMORY", "ObjectLost", "PluginProcess", "ProcessLost")
+__all__ = ("GRAMMAR_MEMORY", "MEMORY", "ObjectLost", "PluginProcess", "ProcessLost")
 
 log = logging.getLogger("treadle.plugins")
 
 MEMORY = 1 << 30
 """Bytes by which the process of a plugin may grow from where it is before it imports the plugin."""
+GRAMMAR_MEMORY = 4 << 30
+"""The same for grammars, of which the core keeps 1 GiB. Each thread of a library reserves some, too."""
 MAX_FAILURES = MAX_STUCK_THREADS
 """Processes lost in a row after which one call in ``RETRY_SECONDS`` is made."""
 ENTRY = "treadle_server.isolation.child:main"
+NO_ANSWER = "its process did not answer within {:g} s and was ended"
+PAUSE = 0.002
+"""Seconds between the polls of a call beside others, in which these may begin."""
 LOST = "its process was ended during another call, and its state is lost"
 
 
@@ -79,6 +84,8 @@ class PluginProcess:
         origins = {generation, *(a.generation for a in call.arguments if isinstance(a, Kept))} - {0}
         call.arguments = pack(call.arguments, tokenizer=tokenizer)
         call.named = pack(call.named, tokenizer=tokenizer)
+        if {g for g in origins if g < self.generation}:
+            raise ObjectLost(LOST)  # without waiting for those who use the new process
         if not self._lock.acquire(timeout=seconds):
             raise TimeoutError(f"its process has been busy for {seconds:g} s")
         try:
@@ -90,13 +97,12 @@ class PluginProcess:
                 reply = self._exchange(call, deadline, tokenizer)
             except TimeoutError:
                 self._lose()
-                raise TimeoutError(
-                    f"its process did not answer within {seconds:g} s and was ended"
-                ) from None
+                raise TimeoutError(NO_ANSWER.format(seconds)) from None
             except Exception as error:  # the child sends what it likes
                 self._lose()
                 raise ProcessLost(f"its process was lost: {error}") from error
-            if call.target:  # a hook that returns does not show that its object works
+            # A hook that returns does not show that its object works, and a call that goes on nothing.
+            if call.target and not call.beside:
                 self._num_failures = 0
             generation = self.generation
         finally:
@@ -110,6 +116,26 @@ class PluginProcess:
         if reply.failure is not None:
             raise reply.failure.error()
         return reply.value, generation
+
+    def call_beside(
+        self, call: Call, seconds: float, tokenizer: object = None, generation: int = 0
+    ) -> tuple[Any, int]:
+        """Make a call for which others need not wait: of a method that is safe in threads."""
+        deadline = monotonic() + seconds
+        call.beside, has_target = True, bool(call.target)
+        (number, result), generation = self.call(call, seconds, tokenizer, generation)
+        while number:
+            sleep(PAUSE)
+            poll = Call(number, POLL, beside=True)
+            (number, result), _ = self.call(poll, seconds, tokenizer, generation)
+            if number and monotonic() > deadline:
+                with self._lock:
+                    if self.generation == generation:
+                        self._lose()
+                raise TimeoutError(NO_ANSWER.format(seconds))
+        if has_target:
+            self._num_failures = 0
+        return result, generation
 
     def free(self, number: int, generation: int) -> None:
         """Tell the child with the next call that an object is not needed any more."""
@@ -164,10 +190,14 @@ class PluginProcess:
         return f"{lost}; it is called again in {seconds:.0f} s"
 
 
-def _ask_tokenizer(tokenizer: object, call: Call) -> Any:
+def _ask_tokenizer(tokenizer: Any, call: Call) -> Any:
     """Return what a tokenizer says. Only its protocol, and data beside it, may be asked for."""
-    from treadle_server.isolation.child import TOKENIZER_DATA, TOKENIZER_METHODS
+    from treadle_server.isolation.child import TOKEN_PAGE, TOKENIZER_DATA, TOKENIZER_METHODS
 
+    if tokenizer is not None and call.method == TOKEN_PAGE:
+        first, count = call.arguments
+        ids = range(first, min(first + count, tokenizer.vocab_size))
+        return [tokenizer.token_bytes(i) for i in ids]
     if tokenizer is None or call.method not in (*TOKENIZER_METHODS, *TOKENIZER_DATA):
         raise ValueError(f"it asked for {call.method!r:.80} of the tokenizer")
     if call.read:

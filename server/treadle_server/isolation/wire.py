@@ -17,7 +17,11 @@ from msgspec.msgpack import Ext
 from treadle.api import types
 from treadle.processes.failure import Failure
 
-__all__ = ("Call", "Hello", "ObjectHandle", "Reply", "decode", "encode", "pack")
+__all__ = ("POLL", "Call", "Hello", "ObjectHandle", "Reply", "decode", "encode", "pack")
+
+POLL = "poll"
+"""The method of what stands for a call that is made beside others: ``[0, result]`` once there is one, and
+until then its number and nothing."""
 
 _DATA, _SET, _PATH, _KEPT, _TOKENIZER = range(1, 6)
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -39,8 +43,10 @@ class Hello(msgspec.Struct, array_like=True):
 class Call(msgspec.Struct, array_like=True):
     """A call of ``method`` of the object ``target``, or of a hook if that is 0.
 
-    A property is a call with ``read``. ``freed`` are objects that nobody refers to any more. In the
-    other direction it is a call of the tokenizer, which is made while a call is answered.
+    A property is a call with ``read``. ``freed`` are objects that nobody refers to any more. ``builds``
+    names the protocol of a result that stays in the process. ``beside`` is a call in a thread of its
+    own, whose result is polled, so that others need not wait for it. In the other direction it is a
+    call of the tokenizer, which is made while a call is answered.
     """
 
     target: int
@@ -49,6 +55,8 @@ class Call(msgspec.Struct, array_like=True):
     named: dict[str, Any] = {}
     read: bool = False
     freed: list[int] = []
+    builds: str = ""
+    beside: bool = False
 
 
 class Reply(msgspec.Struct, array_like=True):
@@ -64,7 +72,8 @@ class Reply(msgspec.Struct, array_like=True):
 
 
 class ObjectHandle(msgspec.Struct, array_like=True):
-    """What a hook has built: the number of the object, and the optional protocols that it has."""
+    """What a hook or a method has built: the number of the object, and the optional protocols that it
+    has."""
 
     target: int
     optional: list[str]

@@ -17,6 +17,7 @@ from treadle.processes.isolated import IsolatedProcess, ProcessExit
 CHILD = """
 import os, time
 from pathlib import Path
+from treadle.processes import isolated
 from treadle.processes.isolated import serve_requests, limit_cpu, limit_memory, resident
 
 said = []
@@ -44,9 +45,24 @@ def answer(data):
                 file.write(f"{os.getpid()}\\n")
             while len(calls.read_text().splitlines()) < 2 + (data == b"wait twice"):
                 time.sleep(0.01)
+        case b"drip" | b"long":
+            return data
         case b"pid":
             return str(os.getpid()).encode()
     return b"|".join(said)
+
+def send(sock, data):
+    if data == b"drip":  # a byte at a time, each soon enough
+        for byte in (64).to_bytes(4, "little") + bytes(64):
+            sock.sendall(bytes([byte]))
+            time.sleep(0.05)
+    elif data == b"long":
+        sock.sendall((1 << 30).to_bytes(4, "little"))
+        time.sleep(60)
+    else:
+        send_frame(sock, data)
+
+send_frame, isolated.send_frame = isolated.send_frame, send
 
 def main(fd):
     serve_requests(fd, answer)
@@ -71,7 +87,8 @@ def test_it_starts_when_it_is_needed_and_remembers(process: IsolatedProcess) -> 
 
 
 @pytest.mark.parametrize(
-    ("question", "seconds"), [(b"spin", 30.0), (b"sleep", 0.3), (b"eat", 30.0)]
+    ("question", "seconds"),
+    [(b"spin", 30.0), (b"sleep", 0.3), (b"drip", 0.3), (b"eat", 30.0), (b"long", 30.0)],
 )
 def test_whoever_goes_too_far_is_replaced(
     process: IsolatedProcess, question: bytes, seconds: float
@@ -80,7 +97,7 @@ def test_whoever_goes_too_far_is_replaced(
     first = process.pid
     with pytest.raises(OSError) as error:
         process.request(question, seconds)
-    assert isinstance(error.value, TimeoutError) is (question == b"sleep")
+    assert isinstance(error.value, TimeoutError) is (question in (b"sleep", b"drip"))
     assert process.request(b"a", 20) == b"hello|a"
     assert process.pid != first
 
