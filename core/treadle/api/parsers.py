@@ -15,6 +15,7 @@ __all__ = (
     "StreamParser",
     "SupportsCallIds",
     "SupportsInlineCalls",
+    "SupportsReasoningCloser",
     "SupportsReasoningOpener",
     "SupportsSpecialTags",
     "TextDelta",
@@ -102,6 +103,14 @@ class SupportsReasoningOpener(Protocol):
     @property
     def opening_tag(self) -> str | None:
         """The opening tag before any output, or ``None`` if reasoning cannot start."""
+
+
+@runtime_checkable
+class SupportsReasoningCloser(Protocol):
+    """Optional protocol of a ``ReasoningParser``: how a thought can be ended that takes too long."""
+
+    @property
+    def closing_tag(self) -> str: ...
 
 
 @runtime_checkable

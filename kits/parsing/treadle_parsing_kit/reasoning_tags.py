@@ -81,7 +81,7 @@ class TaggedReasoningParser:
     ) -> None:
         in_reasoning, tail = prompt
         begin, end = special_tags
-        self._opening_tag = begin
+        self._opening_tag, self.closing_tag = begin, end
         self._begins, self._ends = (begin, *aliases[0]), (end, *aliases[1])
         hidden = special_tags if hidden is None else hidden
         self.special_tags: tuple[str, ...] = tuple(dict.fromkeys((begin, end, *hidden)))

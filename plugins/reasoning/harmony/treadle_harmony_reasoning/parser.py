@@ -27,6 +27,7 @@ _channel = re.compile(r"<\|channel\|>\s*(\w+)")
 
 class Harmony:
     special_tags = (START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
+    closing_tag = f"<|end|>{START}assistant{CHANNEL}final{MESSAGE}"
 
     def __init__(self, prompt: str) -> None:
         _, opened, tail = prompt.rpartition(MESSAGE)

@@ -1,0 +1,143 @@
+"""``thinking_token_budget`` of chats: the demo model thinks for fewer tokens, and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import openai
+import pytest
+from process import Process, served
+
+from treadle import SamplingParams
+from treadle.config import PluginConfig
+from treadle.errors import PluginLoadError, RequestError
+from treadle.plugins import PluginManager
+from treadle.testing.grammars import ByteTokenizer
+from treadle.text.chat import Conversation, PreparedChat
+from treadle.text.parser_plugins import ParserPlugins
+from treadle.text.prompts import Prompt
+from treadle_server.chat.thinking_budget import budgeted
+
+SUM: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
+MODEL: Any = "demo:treadle-demo"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    with served(MODEL, tmp_path_factory.mktemp("log") / "log") as process:
+        yield process
+
+
+def test_a_thought_is_cut_in_requests(server: Process) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+
+        def ask(budget: int | None, *, thinks: bool = True) -> Any:
+            body: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": thinks}}
+            if budget is not None:
+                body["thinking_token_budget"] = budget
+            return client.chat.completions.create(
+                model=MODEL, messages=SUM, temperature=0, max_tokens=120, extra_body=body
+            )
+
+        def thought(answer: Any) -> int:
+            return answer.usage.completion_tokens_details.reasoning_tokens  # type: ignore[no-any-return]
+
+        free, cut, none = ask(None), ask(3), ask(0)
+        assert thought(free) > thought(cut) > thought(none)
+        assert all(x.choices[0].message.content for x in (free, cut, none))
+        assert ask(50, thinks=False).choices[0].message.content
+        with pytest.raises(openai.BadRequestError, match="0 or more") as error:
+            ask(-1)
+        assert error.value.param == "thinking_token_budget"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_of_the_reasoning_is_shown(server: Process, stream: bool) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+
+        def ask(**body: Any) -> tuple[str, str]:
+            """Return content and reasoning."""
+            body["chat_template_kwargs"] = {"enable_thinking": True}
+            answer: Any = client.chat.completions.create(
+                model=MODEL,
+                messages=SUM,
+                temperature=0,
+                max_tokens=120,
+                stream=stream,
+                extra_body=body,
+            )
+            parts = [c.choices[0].delta for c in answer] if stream else [answer.choices[0].message]
+            texts = [(part.content or "", getattr(part, "reasoning", None) or "") for part in parts]
+            return "".join(c for c, _ in texts), "".join(r for _, r in texts)
+
+        content, reasoning = ask()
+        assert content and reasoning and "<think>" not in content
+        assert ask(include_reasoning=False) == (content, "")
+        assert ask(reasoning={"exclude": True}) == (content, "")
+        joined, apart = ask(separate_reasoning=False)
+        assert not apart and reasoning in joined and joined.rstrip().endswith(content.strip())
+
+
+PLUGIN = """
+from treadle.api import impl
+
+TREADLE = {"reasoning_parsers": ["faulty"]}
+
+
+class Thinks:
+    in_reasoning = True
+
+    def __init__(self, how):
+        self.how = how
+
+    @property
+    def closing_tag(self):
+        if self.how == "raise":
+            raise KeyError("odd")
+        return 5 if self.how == "number" else "a long tag"
+
+    def feed(self, text, ids):
+        return []
+
+    def finish(self):
+        return []
+
+
+@impl
+def treadle_reasoning_parser(name, options):
+    return Thinks(options["how"])
+"""
+
+
+@pytest.mark.fault("reasoning_parsers", "closing_tag")
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("raise", PluginLoadError, "failed in closing_tag: KeyError: 'odd'"),
+        ("number", PluginLoadError, "failed in closing_tag: TypeError: it returned 5"),
+        ("text", RequestError, "the tags of faulty are no tokens"),
+    ],
+)
+async def test_a_parser_that_cannot_say_how_thoughts_end_costs_the_request(
+    how: str, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "faulty_reasoning.py"
+    file.write_text(PLUGIN)
+    options = {"reasoning_parsers:faulty": {"how": how}}
+    config = PluginConfig(
+        plugin_file=[str(file)], plugin_options=options, logits_processors=["thinking_budget"]
+    )
+    tokenizer: Any = ByteTokenizer()
+    keys = {"reasoning_parser": "faulty", "tool_call_parser": None}
+    chat = PreparedChat(
+        prompt=Prompt(text="x", ids=[1]),
+        params=SamplingParams(),
+        conversation=Conversation(messages=[]),
+        plugins=ParserPlugins(PluginManager(config), tokenizer, keys),
+    )
+    context: Any = SimpleNamespace(engine=SimpleNamespace(config=SimpleNamespace(plugins=config)))
+    with pytest.raises(error, match=message):
+        await budgeted(context, 5, chat)
