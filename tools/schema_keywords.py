@@ -14,7 +14,7 @@ from treadle.testing.grammar_vocabulary import SmallTokenizer
 
 __all__ = ("BACKENDS", "BLOCKS", "EXAMPLES", "outcome", "table")
 
-BACKENDS = ("llguidance", "outlines", "lm-format-enforcer")
+BACKENDS = ("llguidance", "outlines", "lm-format-enforcer", "xgrammar")
 TOKENIZER = SmallTokenizer()
 A_B = {"a": {"type": "integer"}, "b": {"type": "integer"}}
 AB = {"type": "object", "properties": A_B, "additionalProperties": False}
@@ -41,6 +41,7 @@ EXAMPLES: dict[str, list[Example]] = {
     "`minItems`, `maxItems`": [({**INTEGERS, "minItems": 1, "maxItems": 2}, [[1], [1, 2]], [[], [1, 2, 3]])],
     "`uniqueItems`": [({**INTEGERS, "uniqueItems": True}, [[1, 2]], [[1, 1]])],
     "`contains`": [({**INTEGERS, "contains": {"const": 1}}, [[1, 2]], [[2]])],
+    "`minContains`, `maxContains`": [({**INTEGERS, "contains": {"const": 1}, "minContains": 2, "maxContains": 3}, [[1, 2, 1], [1, 1, 1]], [[1], [1, 1, 1, 1]])],
     "`minLength`, `maxLength`": [(text(minLength=1, maxLength=2), ["a", "ab"], ["", "abc"])],
     "`pattern`": [(text(pattern="^a[0-9]+$"), ["a1"], ["a", "b1"])],
     "`pattern` with a length": [(text(pattern="^a+$", maxLength=3), ["aa"], ["aaaa", "b"])],
@@ -112,7 +113,11 @@ def table() -> Iterator[list[str]]:
 
 @cache
 def markdown() -> str:
-    rows = [["Keyword", *(f"`{name}`" for name in BACKENDS)], ["---"] * 4, *table()]
+    rows = [
+        ["Keyword", *(f"`{name}`" for name in BACKENDS)],
+        ["---"] * (1 + len(BACKENDS)),
+        *table(),
+    ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 

@@ -30,7 +30,7 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
-@pytest.mark.parametrize("backend", ["llguidance", "outlines", "lm-format-enforcer"])
+@pytest.mark.parametrize("backend", ["llguidance", "outlines", "lm-format-enforcer", "xgrammar"])
 def test_it_answers_in_a_schema(llm: LLM, backend: str) -> None:
     guided = StructuredOutputsParams(json=CITY, backend=backend)
     params = [SamplingParams(max_tokens=200, temperature=0.0, structured_outputs=guided)]
@@ -53,7 +53,7 @@ def test_it_answers_in_a_schema(llm: LLM, backend: str) -> None:
         jsonschema.validate(json.loads(output.text), CITY)
 
 
-@pytest.mark.parametrize("backend", ["llguidance", "outlines", "lm-format-enforcer"])
+@pytest.mark.parametrize("backend", ["llguidance", "outlines", "lm-format-enforcer", "xgrammar"])
 def test_it_chooses(llm: LLM, backend: str) -> None:
     guided = StructuredOutputsParams(choice=["yes", "no", "I do not know"], backend=backend)
     params = [
@@ -70,7 +70,7 @@ def test_it_chooses(llm: LLM, backend: str) -> None:
 MARKERS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 
 
-@pytest.mark.parametrize("backend", ["llguidance", "outlines", "lm-format-enforcer"])
+@pytest.mark.parametrize("backend", ["llguidance", "outlines", "lm-format-enforcer", "xgrammar"])
 @pytest.mark.parametrize("form", ["{}", "a{}b", "{}user{}", "é{}!"])
 def test_text_that_reads_like_a_special_token_is_text(llm: LLM, backend: str, form: str) -> None:
     """The token itself would end the output, or not be what the grammar asks for."""

@@ -21,7 +21,7 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("backend", ["llguidance", "lm-format-enforcer", "outlines"])
+@pytest.mark.parametrize("backend", ["llguidance", "lm-format-enforcer", "outlines", "xgrammar"])
 @pytest.mark.parametrize("name", SPECS)
 def test_a_digit_is_one_of_ascii(backend: str, name: str) -> None:
     compiler = PluginManager().create(
