@@ -128,4 +128,6 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     finished: bool = False
     num_cached_tokens: int = 0
+    unenforced: str | None = None
+    """What of the constraint that was asked for the output need not obey."""
     metrics: RequestMetrics = msgspec.field(default_factory=RequestMetrics)

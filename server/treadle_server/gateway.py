@@ -21,7 +21,7 @@ from treadle_server.context import ServerContext
 from treadle_server.error_forms import ErrorForms
 from treadle_server.errors import APIError
 from treadle_server.keys import Keys
-from treadle_server.logs import request_id
+from treadle_server.logs import request_id, unenforced
 from treadle_server.messages.errors import is_messages_path
 
 __all__ = ("GatewayMiddleware",)
@@ -30,6 +30,8 @@ STOPPED = APIError(
     503, "the server was stopped before this request was complete", code="server_stopped"
 )
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
+MAX_NOTES = 2048
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:@/?#\\\s]*))(?::[0-9]{1,5})?")
 """A host header in lower case; a group is the name or the address."""
 SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"x-api-key")
@@ -83,12 +85,17 @@ class GatewayMiddleware:
         metrics, start_time, status, is_finished = self._context.metrics, time.monotonic(), 0, False
         is_left, failure = False, refusal
         request_id.set(label.decode())
+        notes: dict[str, None] = {}
+        unenforced.set(notes)
 
         async def labelled(message: Message) -> None:
             nonlocal status, is_finished
             if message["type"] == "http.response.start":
                 status = message["status"]
                 added = [(b"x-request-id", label)]
+                if notes:
+                    text = "; ".join(notes)[:MAX_NOTES]
+                    added.append((b"x-unenforced", UNPRINTABLE.sub("?", text).encode()))
                 if is_messages_path(scope["path"]):
                     added.append((b"request-id", label))
                 sent = [*message.get("headers", ()), *added]

@@ -19,7 +19,7 @@ from treadle.text.chat import ChatOutputParser, PreparedChat
 from treadle.text.prompts import Prompt, prompt_at
 from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
-from treadle_server.logs import request_id
+from treadle_server.logs import request_id, unenforced
 from treadle_server.wire.common import SamplingFields
 
 __all__ = ("Generation", "PromptOutput", "merged_outputs", "whole_outputs")
@@ -125,6 +125,8 @@ async def _outputs(
                         raise _failure(completion)
                 if parser is not None:
                     output = await parser.parse(output)
+                if output.unenforced and (notes := unenforced.get()) is not None:
+                    notes[output.unenforced] = None
                 if record is not None:
                     record.add(output)
                 yield output

@@ -43,7 +43,14 @@ PASSED = (
 )
 UNLIMITED = -1
 """The ``max_tokens`` of clients that want as many as there is room for."""
-FORMS = ("json", "json_object", "regex", "choice", "grammar")
+FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+SPELLINGS = {
+    "json": ("guided_json", "json_schema"),
+    "regex": ("guided_regex", "regex"),
+    "choice": ("guided_choice",),
+    "grammar": ("guided_grammar", "ebnf"),
+}
+"""Fields of a request that mean the same as those of ``structured_outputs``."""
 
 
 def to_params(
@@ -94,17 +101,18 @@ def check(fields: SamplingFields, values: dict[str, Any]) -> None:
 
 
 def to_structured_outputs(fields: SamplingFields) -> StructuredOutputsParams | None:
-    """Return the constraint of the output, from any of its three spellings."""
+    """Return the constraint of the output, from any of its spellings."""
     outputs = fields.structured_outputs or StructuredOutputs()
     pattern = outputs.whitespace_pattern
     if pattern is None:
         pattern = fields.guided_whitespace_pattern
     constraints = [*of_format(fields.response_format)]
     for name in FORMS:
-        old = getattr(fields, f"guided_{name}", None)
-        new = getattr(outputs, name)
+        given = [getattr(fields, spelling, None) for spelling in SPELLINGS.get(name, ())]
         constraints += [
-            (name, value) for value in (old, new) if value is not None and value is not False
+            (name, value)
+            for value in (*given, getattr(outputs, name))
+            if value is not None and value is not False
         ]
     if not constraints:
         if fields.structured_outputs is not None or pattern is not None:
@@ -118,8 +126,14 @@ def to_structured_outputs(fields: SamplingFields) -> StructuredOutputsParams | N
         raise RequestError(
             f"the output is constrained by {names}; give one constraint", param="structured_outputs"
         )
+    schema = fields.response_format and fields.response_format.json_schema
     return StructuredOutputsParams(
-        **dict(constraints), whitespace_pattern=pattern, backend=fields.guided_decoding_backend
+        **dict(constraints),
+        whitespace_pattern=pattern,
+        disable_any_whitespace=bool(outputs.disable_any_whitespace),
+        disable_additional_properties=bool(outputs.disable_additional_properties),
+        strict=outputs.strict is not False and not (schema and schema.strict is False),
+        backend=outputs.backend or fields.guided_decoding_backend,
     )
 
 
@@ -130,7 +144,7 @@ def constraint_of(fields: SamplingFields) -> str:
     """
     if getattr(fields, "tool_choice", None) not in (None, "none", "auto"):
         return "tools"
-    names = [f"guided_{name}" for name in FORMS if getattr(fields, f"guided_{name}", None)]
+    names = [name for names in SPELLINGS.values() for name in names if getattr(fields, name, None)]
     if fields.response_format is not None and fields.response_format.type != "text":
         names.append("response_format")
     if fields.structured_outputs is not None:
@@ -143,6 +157,10 @@ def of_format(form: ResponseFormat | None) -> list[tuple[str, Any]]:
         return []
     if form.type == "json_object":
         return [("json_object", True)]
+    if form.type == "structural_tag":
+        parts = {"format": form.format, "structures": form.structures, "triggers": form.triggers}
+        given = {name: value for name, value in parts.items() if value is not None}
+        return [("structural_tag", {"type": form.type, **given})]
     if form.json_schema is None or form.json_schema.schema is None:
         raise RequestError(
             "response_format of type json_schema needs json_schema.schema",

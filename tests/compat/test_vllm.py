@@ -88,7 +88,6 @@ def test_structured_outputs(llm: Any) -> None:
         (lambda llm: vllm.SamplingParams(temperature=-1), "temperature is -1"),
         (lambda llm: vllm.SamplingParams(best_of=3), "best_of is 3 and n is 1"),
         (lambda llm: vllm.SamplingParams(logits_processors=[len]), "are functions in vLLM"),
-        (lambda llm: GuidedDecodingParams(structural_tag="x"), "structural_tag of structured"),
         (lambda llm: vllm.EngineArgs(enable_lora=True), "option enable_lora is True"),
         (lambda llm: vllm.LLM(DEMO, pipeline_parallel_size=2), "pipeline_parallel_size is 2"),
     ],
@@ -96,6 +95,20 @@ def test_structured_outputs(llm: Any) -> None:
 def test_what_is_not_built_is_named(llm: Any, call: Any, message: str) -> None:
     with pytest.raises(TreadleError, match=message):
         call(llm)
+
+
+def test_options_of_structured_outputs_are_passed_on() -> None:
+    tag = '{"format": {"type": "any_text"}}'
+    ours = GuidedDecodingParams(structural_tag=tag, backend="xgrammar:no-fallback").to_treadle()
+    assert (ours.structural_tag, ours.backend) == (tag, "xgrammar:no-fallback")
+    given = GuidedDecodingParams(
+        json={"type": "object"},
+        disable_fallback=True,
+        disable_any_whitespace=True,
+        disable_additional_properties=True,
+    )
+    ours = given.to_treadle()
+    assert ours.disable_any_whitespace and ours.disable_additional_properties
 
 
 def test_metrics(llm: Any) -> None:

@@ -86,6 +86,22 @@ class RepetitionWindow(LogitsProcessorSuite):
     refused = ({"ngram": 0}, {"ngram": 65}, {"window": -1}, {"n": 3}, "2", None)
 
 
+class ThinkingBudget(LogitsProcessorSuite):
+    arguments = (
+        {"max_tokens": 2, "end": [5]},
+        {"max_tokens": 0, "end": [3, 4], "prompt_tokens": 1},
+        {"max_tokens": 1, "end": [3], "begin": 7, "stops": [9]},
+    )
+    refused = (
+        {"max_tokens": 2},
+        {"max_tokens": -1, "end": [1]},
+        {"max_tokens": 1, "end": []},
+        {"max_tokens": 1, "end": [1], "n": 3},
+        "2",
+        None,
+    )
+
+
 ABOUT: dict[str, type] = {
     "model_sources:file": Folder,
     "model_sources:demo": Demo,
@@ -95,6 +111,7 @@ ABOUT: dict[str, type] = {
     "load_formats:bitsandbytes": Safetensors,
     "load_formats:pt": Torch,
     "logits_processors:repetition_window": RepetitionWindow,
+    "logits_processors:thinking_budget": ThinkingBudget,
 }
 
 GIVEN: dict[str, dict[str, Any]] = {

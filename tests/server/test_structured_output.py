@@ -113,6 +113,80 @@ def test_a_grammar_and_a_whitespace_pattern(client: openai.OpenAI) -> None:
         assert re.match(r'\{(  )?"name"(  )?:(  )?"', text)
 
 
+TAG = {
+    "type": "tag",
+    "begin": "e>",
+    "content": {"type": "json_schema", "json_schema": {"enum": [1, 2]}},
+    "end": "</a>",
+}
+TAGGED = {"type": "triggered_tags", "triggers": ["e"], "tags": [TAG], "at_least_one": True,
+          "excludes": ["b"], "stop_after_first": True}  # fmt: skip
+
+
+def test_structural_tags(client: openai.OpenAI) -> None:
+    spellings: list[dict[str, Any]] = [
+        {"response_format": {"type": "structural_tag", "format": TAGGED}},
+        {"extra_body": {"structured_outputs": {"structural_tag": {"format": TAG}}}},
+        {"extra_body": {"structured_outputs": {"structural_tag": json.dumps({"format": TAG})}}},
+    ]
+    for fields in spellings:
+        for text in texts(client, **fields):
+            assert re.fullmatch(r"(?s)[^be]*e>(1|2)</a>", text)
+
+
+def test_names_of_sglang(client: openai.OpenAI) -> None:
+    for text in texts(client, extra_body={"json_schema": json.dumps(PERSON)}):
+        jsonschema.validate(json.loads(text), PERSON)
+    assert set(texts(client, extra_body={"regex": "[xy]"})) <= {"x", "y"}
+    assert set(texts(client, extra_body={"ebnf": 'root ::= "go"'})) == {"go"}
+
+
+def test_options_of_vllm(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}, "b": {"enum": [3]}}}
+    options: dict[str, Any] = {
+        "json": schema,
+        "disable_any_whitespace": True,
+        "disable_additional_properties": True,
+        "backend": "guidance:no-fallback",
+    }
+    found = set(texts(client, count=12, extra_body={"structured_outputs": options}))
+    assert found <= {"{}", '{"a":1}', '{"a":2}', '{"b":3}', '{"a":1,"b":3}', '{"a":2,"b":3}'}
+    auto = {"structured_outputs": {"choice": ["x"], "backend": "auto"}}
+    assert set(texts(client, extra_body=auto)) == {"x"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_enforced_is_said(client: openai.OpenAI, stream: bool) -> None:
+    """A format that no standard has, and what a schema has beyond a grammar if it need not be strict."""
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "format": "phone", "maxLength": 2}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+
+    def headers(schema: dict[str, Any], **fields: Any) -> Any:
+        form: Any = {"name": "p", "schema": schema, **fields}
+        raw = client.chat.completions.with_raw_response.create(
+            messages=HELLO, stream=stream, **HOT,
+            response_format={"type": "json_schema", "json_schema": form},
+        )  # fmt: skip
+        if stream:
+            for _ in raw.parse():
+                pass
+        return raw.headers
+
+    assert headers(schema).get("x-unenforced") == "the format phone at $.properties.a"
+    assert "x-unenforced" not in headers(PERSON, strict=False)
+    assert "x-unenforced" not in headers(PERSON)
+    deep = {**schema, "not": {"properties": {"a": {"pattern": "^x"}}}}
+    with pytest.raises(openai.BadRequestError, match="not at"):
+        headers(deep)
+    with pytest.raises(openai.BadRequestError, match="not at"):
+        headers(deep, strict=True)
+    assert headers(deep, strict=False)["x-unenforced"].startswith("not at $; the format phone")
+
+
 def test_two_backends_at_once_streamed(client: openai.OpenAI) -> None:
     def ask(seed: int) -> tuple[str, str | None]:
         backend = ("llguidance", "outlines", "lm-format-enforcer")[seed % 3]
@@ -151,9 +225,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": PERSON, "guided_whitespace_pattern": "("}, "guided_json", "cannot compile"),
     ({"guided_choice": []}, "guided_choice", "non-empty"),
     (
-        {"guided_regex": "a", "guided_decoding_backend": "xgrammar"},
+        {"guided_regex": "a", "guided_decoding_backend": "nope"},
         "guided_decoding_backend",
-        "installed are guidance, llguidance, lm-format-enforcer, outlines",
+        "installed are guidance, llguidance, lm-format-enforcer, outlines, xgrammar",
     ),
     ({"guided_grammar": "root ::= ("}, "guided_grammar", "cannot"),
     (
@@ -170,10 +244,32 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs", "cannot compile"),
     ({"structured_outputs": {}}, "structured_outputs", "without a constraint"),
-    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "structural_tag"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "needs a format"),
     ({"response_format": of_schema(MISTYPED)}, "response_format", "stsring"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "needs"),
-    ({"response_format": {"type": "structural_tag"}}, "response_format.type", "structural_tag"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format", "needs a format"),
+    ({"response_format": {"type": "poem"}}, "response_format.type", "poem"),
+    ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs", "not JSON"),
+    (
+        {"structured_outputs": {"regex": "a", "backend": "nope"}},
+        "guided_decoding_backend",
+        "'nope'",
+    ),
+    ({"structured_outputs": {"json": PERSON, "poem": 1}}, "structured_outputs", "poem"),
+    ({"regex": "("}, "regex", "cannot compile"),
+    ({"ebnf": "root ::= ("}, "ebnf", "cannot"),
+    ({"json_schema": "{"}, "json_schema", "not JSON"),
+    (
+        {
+            "structured_outputs": {
+                "json": PERSON,
+                "disable_any_whitespace": True,
+                "whitespace_pattern": " ",
+            }
+        },
+        "guided_whitespace_pattern",
+        "give one",
+    ),
     (BOMB, "guided_json", "within 2 s of CPU"),
 ]
 

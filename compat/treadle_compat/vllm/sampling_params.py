@@ -32,8 +32,7 @@ class RequestOutputKind(Enum):
 class StructuredOutputsParams:
     """What an output must match. ``json`` is a schema, its text, or a pydantic model.
 
-    Whitespace and fallbacks are the backend's own affair here: ``disable_any_whitespace``,
-    ``disable_additional_properties`` and ``disable_fallback`` are refused.
+    ``disable_fallback`` has no effect: no other backend is tried in place of one that is named.
     """
 
     json: Any = None
@@ -52,15 +51,7 @@ class StructuredOutputsParams:
         self.to_treadle()
 
     def to_treadle(self) -> treadle.StructuredOutputsParams:
-        """Raises ``RequestError`` for what treadle does not have."""
-        for name in (
-            "structural_tag",
-            "disable_fallback",
-            "disable_any_whitespace",
-            "disable_additional_properties",
-        ):
-            if getattr(self, name):
-                raise RequestError(f"{name} of structured outputs is not built yet", param=name)
+        """Return the same in treadle's words."""
         schema = self.json
         if hasattr(schema, "model_json_schema"):
             schema = schema.model_json_schema()
@@ -71,6 +62,9 @@ class StructuredOutputsParams:
             grammar=self.grammar,
             json_object=self.json_object or None,
             whitespace_pattern=self.whitespace_pattern,
+            structural_tag=self.structural_tag,
+            disable_any_whitespace=self.disable_any_whitespace,
+            disable_additional_properties=self.disable_additional_properties,
             backend=self.backend,
         )
 

@@ -243,7 +243,7 @@ STRUCTURED_OUTPUT = PluginKind(
             in_step=True, result=checks.one_for_each_matcher
         ),
     },
-    optional=(t.SupportsGrammarBatches,),
+    optional=(t.SupportsGrammarBatches, t.SupportsUnenforced),
     failure="request",
     matches=True,
     option="--structured-output-backends",
@@ -274,7 +274,7 @@ REASONING_PARSERS = PluginKind(
     name="reasoning_parsers",
     hook="treadle_reasoning_parser",
     builds=t.ReasoningParser,
-    optional=(t.SupportsReasoningOpener, t.SupportsSpecialTags),
+    optional=(t.SupportsReasoningCloser, t.SupportsReasoningOpener, t.SupportsSpecialTags),
     methods=PARSER_METHODS,
     failure="request",
     budget=0.25,

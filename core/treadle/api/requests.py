@@ -33,8 +33,8 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a step added to a sequence.
 
     ``finish_reason`` is ``None``, ``stop``, ``length``, ``abort`` or ``error``. ``stop_reason`` is
-    the matched stop token id, ``None`` for the EOS token. ``scheduled_time`` and ``prompt_logprobs`` are
-    in the first output, without one for the first prompt token. ``error`` may be shown to the client.
+    the matched stop token id, ``None`` for the EOS token. ``scheduled_time``, ``prompt_logprobs`` (without
+    one for the first prompt token) and ``unenforced`` are in the first output. ``error`` may be shown to the client.
     ``param`` is set if a parameter caused it (a grammar that does not compile). The garbage
     collector ignores it: there is one for each token, and nothing in it can be part of a cycle.
     """
@@ -49,3 +49,4 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     param: str | None = None
+    unenforced: str | None = None

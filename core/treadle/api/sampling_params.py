@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from treadle.api.output_types import constraint_of_type
 from treadle.errors import RequestError
 
 __all__ = ("BOUNDS", "SamplingParams", "StructuredOutputsParams")
@@ -40,14 +41,20 @@ MAX_SALT_CHARS = 128
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The constraint of a structured output. Exactly one of the first five fields is set."""
+    """The constraint of a structured output. Exactly one of the first six fields is set."""
 
     json: str | dict[str, Any] | None = None
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
     whitespace_pattern: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    strict: bool = True
+    """``False`` accepts a schema that no backend enforces as a whole; ``RequestOutput.unenforced`` says what
+    the output need not obey."""
     backend: str | None = None
     reasoning: str | None = None
     """Reasoning parser of the reasoning that precedes the constrained output."""
@@ -61,6 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``temperature`` 0 is greedy. ``top_k`` -1 or 0 and ``top_p`` 1 are off. ``logprobs`` is the
     number of alternatives in addition to the sampled token. Presence and frequency penalties count
     generated tokens (OpenAI API), the repetition penalty prompt and generated tokens (CTRL paper).
+    ``structured_outputs`` may be given as a type, such as a pydantic model (``constraint_of_type``).
     Raises ``RequestError`` if a value is outside ``BOUNDS`` or otherwise invalid.
     """
 
@@ -96,6 +104,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     output_kind: OutputKind = "cumulative"
 
     def __post_init__(self) -> None:
+        given: Any = self.structured_outputs
+        if given is not None and not isinstance(given, StructuredOutputsParams):
+            constraint = StructuredOutputsParams(**constraint_of_type(given))
+            msgspec.structs.force_setattr(self, "structured_outputs", constraint)
         for name, (low, high) in BOUNDS.items():
             value, annotation = getattr(self, name), SamplingParams.__annotations__[name]
             if value is not None or "None" not in annotation:

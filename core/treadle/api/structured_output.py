@@ -15,6 +15,7 @@ __all__ = (
     "GrammarMatcher",
     "GrammarSpec",
     "SupportsGrammarBatches",
+    "SupportsUnenforced",
 )
 
 
@@ -23,7 +24,9 @@ class GrammarSpec:
     """The constraint that the whole output must match.
 
     ``source`` is JSON text, a regex, a JSON list or a grammar. ``options`` may contain
-    ``whitespace_pattern``, a regex for whitespace in JSON. A regex may have anchors around it, and
+    ``whitespace_pattern``, a regex for whitespace in JSON, and ``strict``: if it is ``False``, the backend
+    enforces what it can and refuses nothing for the rest. A structural tag is in the form of xgrammar
+    (``parse_structural_tag`` of the kit reads it). A regex may have anchors around it, and
     digits are those of ASCII, in patterns of a JSON schema letters too; ``plain`` of the kit
     ``treadle-structured-output-kit`` writes them for libraries that see it otherwise.
     """
@@ -81,6 +84,14 @@ class GrammarCompiler(Protocol):
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compile ``spec``. May raise any exception; its text is shown to the client."""
+
+
+@runtime_checkable
+class SupportsUnenforced(Protocol):
+    """Optional, of a ``GrammarCompiler``: knows what of an accepted constraint the output need not obey."""
+
+    def unenforced(self, spec: GrammarSpec) -> str | None:
+        """Return it as a text for the client, such as formats that no standard has, or ``None``."""
 
 
 @runtime_checkable

@@ -361,7 +361,7 @@ class Scheduler:
         reason, stop = self._stops(sequence, token)
         if (error := _grammar_error(sequence)) is not None:
             return self._error(sequence, *error)
-        first = sequence.num_output_tokens == 1
+        first, state = sequence.num_output_tokens == 1, sequence.grammar_state
         output = TokenOutput(
             id=sequence.id,
             token_ids=[token],
@@ -371,6 +371,7 @@ class Scheduler:
             scheduled_time=sequence.scheduled_time if first else None,
             logprobs=None if logprobs is None else [logprobs],
             prompt_logprobs=sequence.prompt_logprobs if first else None,
+            unenforced=state.unenforced if first and state is not None else None,
         )
         if reason is not None:
             self._finish(sequence, reason)

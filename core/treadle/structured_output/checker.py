@@ -11,7 +11,7 @@ from time import process_time
 import msgspec
 
 from treadle.api.kinds import STRUCTURED_OUTPUT
-from treadle.api.structured_output import GrammarCompiler, GrammarSpec
+from treadle.api.structured_output import GrammarCompiler, GrammarSpec, SupportsUnenforced
 from treadle.config import EngineConfig
 from treadle.errors import PluginLoadError, RequestError
 from treadle.plugins import PluginManager, PluginSelection
@@ -23,12 +23,14 @@ from treadle.processes.isolated import (
     limit_memory,
     resident,
 )
+from treadle.text.assets import open_checkpoint
 
 __all__ = ("CPU_SECONDS", "CheckResult", "GrammarChecker", "TooSlow", "main")
 
 CPU_SECONDS = 2.0
 MEMORY = 512 << 20
 LARGE = 8 << 20
+MAX_NOTES = 4096
 # A fork is killed by its CPU time; this is for one that sleeps, and for a busy machine.
 WALL_SECONDS = 30.0
 SLOW_NICENESS = 5
@@ -53,13 +55,15 @@ class _CheckRequest(msgspec.Struct, array_like=True):
 class CheckResult(msgspec.Struct, array_like=True):
     """``size`` is the memory that a grammar keeps, in bytes; ``seconds`` the CPU time it took.
 
-    ``rejection`` says why the backend would not enforce it, ``error`` why it cannot be compiled.
+    ``rejection`` says why the backend would not enforce it, ``error`` why it cannot be compiled,
+    ``unenforced`` what the output need not obey although the grammar was accepted.
     """
 
     size: int = 0
     seconds: float = 0.0
     rejection: str | None = None
     error: str | None = None
+    unenforced: str | None = None
 
 
 class GrammarChecker:
@@ -141,11 +145,12 @@ class _Child:
     """Compiles with one backend."""
 
     def set_up(self, data: bytes) -> None:
-        from treadle.structured_output.compilers import open_tokenizer
-
         hello = msgspec.msgpack.decode(data, type=_CheckerSetup)
         plugins = PluginManager.from_selection(hello.selection, hello.config.plugins)
-        tokenizer = open_tokenizer(hello.config, plugins)
+        own = plugins.choose(STRUCTURED_OUTPUT.name, hello.backend).plugin
+        # This process is killed as that of an isolated plugin is, and forks cannot share its socket.
+        plugins.loader.isolated = {name for name in plugins.loader.isolated if name != own}
+        tokenizer = open_checkpoint(hello.config, plugins).need_tokenizer()
         self._compiler: GrammarCompiler = plugins.create(
             STRUCTURED_OUTPUT, hello.backend, tokenizer=tokenizer, vocab_size=hello.vocab_size
         )
@@ -169,6 +174,7 @@ def _checked(compiler: GrammarCompiler, spec: GrammarSpec) -> CheckResult:
             return CheckResult(rejection=str(refusal))
         grammar = compiler.compile(spec)
         grammar.matcher()
+        notes = compiler.unenforced(spec) if isinstance(compiler, SupportsUnenforced) else None
         grammar_bytes = anonymous_bytes() - base_bytes
         if grammar_bytes > LARGE:  # some of it may be what compiling has left behind
             grammar_bytes = resident() - base_bytes
@@ -176,4 +182,6 @@ def _checked(compiler: GrammarCompiler, spec: GrammarSpec) -> CheckResult:
         raise SystemExit(1) from None  # whatever is left of this process is not to be trusted
     except BaseException as error:  # a panic of a Rust library is no Exception
         return CheckResult(error=str(error) or type(error).__name__)
-    return CheckResult(max(0, grammar_bytes), process_time())
+    return CheckResult(
+        max(0, grammar_bytes), process_time(), unenforced=notes and str(notes)[:MAX_NOTES]
+    )

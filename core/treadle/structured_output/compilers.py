@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from treadle.api.kinds import STRUCTURED_OUTPUT
@@ -19,22 +20,25 @@ from treadle.errors import RequestError
 from treadle.plugins import PluginManager
 from treadle.structured_output.checker import CPU_SECONDS, GrammarChecker
 from treadle.structured_output.state import StructuredOutputState
+from treadle.text.assets import open_checkpoint
 
 if TYPE_CHECKING:
     from treadle.api.files import Tokenizer
 
-__all__ = ("Compilers", "SizedGrammar", "open_tokenizer")
+__all__ = ("Compilers", "SizedGrammar")
 
 
 @dataclass(frozen=True, slots=True)
 class SizedGrammar:
     """A grammar, the memory that it keeps in bytes as far as that could be measured, the CPU time
-    that it takes to compile, and its backend if that advances many sequences together."""
+    that it takes to compile, its backend if that advances many sequences together, and what the output
+    need not obey."""
 
     grammar: CompiledGrammar
     size: int
     seconds: float = 0.0
     batches: SupportsGrammarBatches | None = None
+    unenforced: str | None = None
 
 
 class Compilers:
@@ -55,29 +59,38 @@ class Compilers:
         if self._tokenizer is None:
             with self._opening:
                 if self._tokenizer is None:
-                    self._tokenizer = open_tokenizer(self._config, self._plugins)
+                    checkpoint = open_checkpoint(self._config, self._plugins)
+                    self._tokenizer = checkpoint.need_tokenizer()
         return self._tokenizer
 
     def compile(
         self, spec: GrammarSpec, backends: Sequence[str], seconds: float = CPU_SECONDS
     ) -> SizedGrammar:
-        """Compile with the first backend that can.
+        """Compile with the first backend that can enforce it, or with the first one if it is not strict.
 
         Raises ``RequestError``, ``TooSlow`` after ``seconds`` of CPU time, and ``PluginLoadError``
         for what goes wrong here though it went well in the other process.
         """
-        refusals = []
-        for backend in backends:
+        refusals: list[str] = []
+        rejections: dict[str, str] = {}
+        strict = replace(spec, options={k: v for k, v in spec.options.items() if k != "strict"})
+        specs = [strict] if spec == strict else [strict, spec]
+        for spec, backend in itertools.product(specs, backends):
             compiler = self._open(backend)
             try:
                 verdict = self._checker.check(backend, spec, seconds)
                 if verdict.rejection is None:
                     batches = compiler if isinstance(compiler, SupportsGrammarBatches) else None
                     compiled = SizedGrammar(
-                        compiler.compile(spec), verdict.size, verdict.seconds, batches
+                        compiler.compile(spec),
+                        verdict.size,
+                        verdict.seconds,
+                        batches,
+                        verdict.unenforced or rejections.get(backend),
                     )
                     self._check_first_token(backend, compiled)
                     return compiled
+                rejections[backend] = verdict.rejection
                 refusals.append(f"{backend}: {verdict.rejection}")
             except RequestError as error:
                 self._plugins.guard(STRUCTURED_OUTPUT, backend).counter("compile").record_failure()
@@ -119,10 +132,3 @@ class Compilers:
                         vocab_size=self._vocab_size,
                     )
         return self._compilers[backend]
-
-
-def open_tokenizer(config: EngineConfig, plugins: PluginManager) -> Tokenizer:
-    """The model's tokenizer. Raises ``CheckpointError`` if it has none."""
-    from treadle.text.assets import open_checkpoint
-
-    return open_checkpoint(config, plugins).need_tokenizer()

@@ -17,7 +17,7 @@ from treadle.api.step_types import EngineInfo, GrammarOutput
 from treadle.config import EngineConfig
 from treadle.errors import EngineError, PluginLoadError, RequestError
 from treadle.known_plugins import install_hint, known_distributions, known_keys
-from treadle.loading.matching import candidates
+from treadle.loading.matching import NOTHING, candidates
 from treadle.plugins import PluginManager
 from treadle.structured_output.batch import GrammarRow, fill_bitmasks
 from treadle.structured_output.compile_queue import CompileJob, CompileQueue
@@ -31,14 +31,16 @@ __all__ = ("StructuredOutputManager", "preferred_order")
 def preferred_order(plugins: PluginManager) -> list[str]:
     """Return the installed backends in the order in which they are tried if none is named.
 
-    A backend says with ``treadle_match`` how good it is; one that does not comes last. A plugin
-    with several keys is tried once, under the best.
+    A backend says with ``treadle_match`` how good it is; one that has no such hook comes last, and one
+    that answers ``None`` is for those who name it. A plugin with several keys is tried once, under the best.
     """
     keys: dict[str, str] = {}
     for candidate in candidates(plugins, STRUCTURED_OUTPUT, ModelTraits()):
+        if candidate.reason == NOTHING:
+            continue
         plugin = plugins.choose("structured_output", candidate.key).plugin
         keys.setdefault(plugin, candidate.key)
-    return list(keys.values())
+    return list(keys.values()) or plugins.keys("structured_output")
 
 
 class StructuredOutputManager:
@@ -108,6 +110,7 @@ class StructuredOutputManager:
                 is_reasoning,
                 opener,
                 batches=sized.batches,
+                unenforced=sized.unenforced,
                 allowed_ids=request.params.allowed_token_ids,
                 strict=self._plugins.switches.strict,
                 on_failure=partial(self.queue.forget, compiled),
@@ -160,8 +163,13 @@ class StructuredOutputManager:
     def _backends(self, backend_name: str | None) -> list[str]:
         """The backends that may serve a request, the best first."""
         installed = self._plugins.keys("structured_output")
+        backend_name = (backend_name or "").removesuffix(
+            ":no-fallback"
+        )  # vLLM's way to say what is so
         backends = (
-            [backend_name] if backend_name else self._config.plugins.structured_output_backends
+            [backend_name]
+            if backend_name and backend_name != "auto"
+            else self._config.plugins.structured_output_backends
         )
         for name in backends:
             if name not in installed:

@@ -17,7 +17,10 @@ __all__ = ("grammar_spec",)
 MAX_REGEX, MAX_SCHEMA = 8 << 10, 64 << 10  # bytes
 MAX_DEPTH = 64
 MAX_CHOICES = 1024
-FORMS = ("json", "json_object", "regex", "choice", "grammar")
+FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords of a schema with an object of schemas."""
+DATA = ("const", "enum", "default", "examples")
 
 
 def grammar_spec(params: StructuredOutputsParams) -> GrammarSpec:
@@ -29,19 +32,16 @@ def grammar_spec(params: StructuredOutputsParams) -> GrammarSpec:
             f"{', '.join(forms) or 'none'}",
             param="structured_outputs",
         )
-    options = {}
-    if params.whitespace_pattern is not None:
-        if not forms[0].startswith("json"):
-            raise RequestError(
-                f"guided_whitespace_pattern is given with {forms[0]}; it belongs to json and "
-                "json_object",
-                param="guided_whitespace_pattern",
-            )
-        _check_size("guided_whitespace_pattern", params.whitespace_pattern, MAX_REGEX)
-        options["whitespace_pattern"] = params.whitespace_pattern
+    options = _options(params, forms[0])
     match forms[0]:
         case "json":
-            return GrammarSpec("json_schema", _schema(params.json), options)
+            schema = _schema("guided_json", params.json)
+            if params.disable_additional_properties:
+                schema = json.dumps(_closed(json.loads(schema)), ensure_ascii=False)
+            return GrammarSpec("json_schema", schema, options)
+        case "structural_tag":
+            source = _schema("structural_tag", params.structural_tag)
+            return GrammarSpec("structural_tag", source, options)
         case "json_object":
             return GrammarSpec("json_object", "{}", options)
         case "regex":
@@ -53,6 +53,44 @@ def grammar_spec(params: StructuredOutputsParams) -> GrammarSpec:
     grammar = str(params.grammar)
     source = _text("guided_grammar", grammar if grammar.strip() else "", MAX_SCHEMA)
     return GrammarSpec("ebnf", source, options)
+
+
+def _options(params: StructuredOutputsParams, form: str) -> dict[str, Any]:
+    options: dict[str, Any] = {} if params.strict else {"strict": False}
+    pattern = params.whitespace_pattern
+    if params.disable_any_whitespace:
+        if pattern is not None:
+            raise RequestError(
+                "disable_any_whitespace contradicts guided_whitespace_pattern; give one",
+                param="guided_whitespace_pattern",
+            )
+        pattern = "" if form.startswith("json") else None
+    if pattern is not None:
+        if not form.startswith("json"):
+            raise RequestError(
+                f"guided_whitespace_pattern is given with {form}; it belongs to json and json_object",
+                param="guided_whitespace_pattern",
+            )
+        _check_size("guided_whitespace_pattern", pattern, MAX_REGEX)
+        options["whitespace_pattern"] = pattern
+    return options
+
+
+def _closed(schema: Any) -> Any:
+    """Return a schema whose objects have no properties but those that it names."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in SCHEMAS and isinstance(value, dict):
+            closed[key] = {name: _closed(item) for name, item in value.items()}
+        else:
+            closed[key] = value if key in DATA else _closed(value)
+    if "properties" in closed or "patternProperties" in closed:
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def _text(name: str, text: str, max_bytes: int) -> str:
@@ -79,31 +117,26 @@ def _brackets(text: str) -> int:
     return max_depth
 
 
-def _schema(schema: str | dict[str, Any] | None) -> str:
+def _schema(name: str, schema: Any) -> str:
+    """Return a schema or a structural tag as JSON text. Raises ``RequestError`` if it is none."""
     if isinstance(schema, str):
-        _check_size("guided_json", schema, MAX_SCHEMA)
+        _check_size(name, schema, MAX_SCHEMA)
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"guided_json is not JSON: {error}", param="guided_json") from error
-    if not isinstance(schema, (dict, bool)):
+            raise RequestError(f"{name} is not JSON: {error}", param=name) from error
+    if not isinstance(schema, dict) and (name != "guided_json" or not isinstance(schema, bool)):
         raise RequestError(
-            f"guided_json is {type(schema).__name__}; a JSON schema is an object",
-            param="guided_json",
+            f"{name} is {type(schema).__name__}; it must be a JSON object", param=name
         )
     # Its size comes first: whatever else is done with it takes time for each of its parts.
-    source = _check_size("guided_json", _encoded(schema), MAX_SCHEMA)
-    check_json("guided_json", json.loads(source))
-    return source
-
-
-def _encoded(schema: dict[str, Any] | bool) -> str:
     try:
-        return msgspec.json.encode(schema).decode()
+        source = msgspec.json.encode(schema).decode()
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise RequestError(
-            f"guided_json cannot be written as JSON: {error}", param="guided_json"
-        ) from error
+        raise RequestError(f"{name} cannot be written as JSON: {error}", param=name) from error
+    _check_size(name, source, MAX_SCHEMA)
+    check_json(name, json.loads(source))
+    return source
 
 
 def _choices(choices: list[str]) -> str:

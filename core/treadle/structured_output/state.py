@@ -38,6 +38,7 @@ class StructuredOutputState:
         opener: int | None = None,
         *,
         batches: SupportsGrammarBatches | None = None,
+        unenforced: str | None = None,
         allowed_ids: Collection[int] | None = None,
         strict: bool = False,
         on_failure: Callable[[], object] = lambda: None,
@@ -49,6 +50,7 @@ class StructuredOutputState:
         self.batches = batches if reasoning is None else None
         """What advances the matcher together with others, once the grammar reads every token."""
         self._strict, self._on_failure = strict, on_failure
+        self.unenforced = unenforced
         self.allowed_ids = None if allowed_ids is None else np.array(sorted(allowed_ids))
         self.has_ended = False
         """Whether nothing may follow: the output is complete, or there is an ``error``."""

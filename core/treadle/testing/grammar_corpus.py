@@ -9,7 +9,7 @@ from typing import Any
 
 from treadle.api.structured_output import GrammarSpec
 
-__all__ = ("VALID", "ignored", "schemas", "specs")
+__all__ = ("VALID", "ignored", "schemas", "specs", "structural_tag", "tagged")
 
 TEXT: dict[str, Any] = {"type": "string"}
 WHOLE: dict[str, Any] = {"type": "integer"}
@@ -240,3 +240,31 @@ VALID: dict[str, Callable[[GrammarSpec, str], None]] = {
     "choice": _choice,
     "ebnf": _grammar,
 }
+
+structural_tag: dict[str, Any] = {
+    "structures": [
+        {
+            "begin": f"<f={name}>",
+            "schema": {
+                "type": "object",
+                "properties": {name: {"type": "boolean"}},
+                "required": [name],
+                "additionalProperties": False,
+            },
+            "end": "</f>",
+        }
+        for name in ("a", "b")
+    ],
+    "triggers": ["<f="],
+}
+tagged = {
+    "free text, with <f and </f>": True,
+    "": True,
+    '<f=a>{"a":true}</f>': True,
+    'text <f=a>{"a":true}</f> and <f=b>{"b":false}</f>.': True,
+    '<f=a>{"b":true}</f>': False,
+    "text <f=c>": False,
+    '<f=a>{"a":true}': False,
+    '<f=a>{"a":true}</f> <f=': False,
+}
+"""Outputs, and whether they obey the tag."""

@@ -31,7 +31,7 @@ from treadle.api.structured_output import (
     SupportsGrammarBatches,
 )
 from treadle.structured_output.checker import CPU_SECONDS
-from treadle.testing.grammar_corpus import VALID, ignored, specs
+from treadle.testing.grammar_corpus import VALID, ignored, specs, structural_tag, tagged
 from treadle.testing.grammar_vocabulary import SmallTokenizer
 from treadle.testing.plugin import PluginTest
 
@@ -291,7 +291,19 @@ class StructuredOutputSuite(PluginTest):
             compiler.compile(spec)
 
     def test_an_unknown_kind_is_refused(self) -> None:
-        assert self.compiler().unsupported_reason(GrammarSpec("structural_tag", "{}"))
+        kind: Any = "poem"
+        assert self.compiler().unsupported_reason(GrammarSpec(kind, "{}"))
+
+    @pytest.mark.parametrize("text", list(tagged))
+    def test_a_structural_tag_is_enforced_or_refused(self, text: str) -> None:
+        spec = GrammarSpec("structural_tag", json.dumps(structural_tag))
+        compiler = self.compiler()
+        if compiler.unsupported_reason(spec) is not None:
+            pytest.skip("it has no structural tags")
+        matcher = compiler.compile(spec).matcher()
+        ids = [self.tokenizer.of_byte(byte) for byte in text.encode()]
+        accepted = all(map(matcher.accept_token, ids)) and matcher.is_accepting
+        assert accepted == tagged[text]
 
     def test_the_core_ends_a_sequence_where_the_grammar_is_complete(self) -> None:
         """The core handles stop ids: any id may be one, and it is allowed only at the end."""

@@ -102,8 +102,7 @@ class FrontendAssets:
     ) -> ChatProcessor:
         """Return what prepares chats; beside an event loop, in threads if there are ``texts``.
 
-        ``options`` are those of ``ParserPlugins``. Raises ``PluginConflictError`` if several parsers
-        match the model equally well.
+        ``options`` are those of ``ParserPlugins``.
         """
         plugins = ParserPlugins.choose(host, self.tokenizer, self.traits, config.model, **options)
         return ChatProcessor(processor, plugins, texts)

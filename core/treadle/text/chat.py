@@ -17,6 +17,7 @@ from treadle.api.parsers import Tool
 from treadle.api.sampling_params import SamplingParams, StructuredOutputsParams
 from treadle.errors import RequestError
 from treadle.outputs import CompletionOutput, OutputPart, RequestOutput
+from treadle.text.call_constraint import constraint_with_calls
 from treadle.text.output_parser import OutputParser, merge_parts
 from treadle.text.prompts import Prompt
 from treadle.text.request_checks import check_json
@@ -141,14 +142,17 @@ class ChatProcessor:
         changes: dict[str, Any] = {}
         if choice == "none":
             tools = []
-        elif choice != "auto":
-            if parser_plugins.tool_call_parser is None:
-                parser_names = (
-                    ", ".join(parser_plugins.plugins.keys("tool_parsers")) or "none installed"
+        elif choice == "auto":
+            if parser_plugins.tool_call_parser is not None:
+                changes["structured_outputs"] = await constraint_with_calls(
+                    tools, params.structured_outputs, parser_plugins, chat.structured_output_backend
                 )
+        else:
+            if parser_plugins.tool_call_parser is None:
+                known = ", ".join(parser_plugins.plugins.keys("tool_parsers")) or "none installed"
                 raise RequestError(
-                    "tool_choice needs a tool parser, and none matches this model: start the "
-                    f"engine with tool_call_parser=NAME (known: {parser_names}), or send tool_choice auto",
+                    "tool_choice needs a tool parser, and none matches this model: start the engine with "
+                    f"tool_call_parser=NAME (known: {known}), or send tool_choice auto",
                     param="tool_choice",
                 )
             forced_call = await parser_plugins.forced_call(tools, choice)
@@ -163,8 +167,7 @@ class ChatProcessor:
         constraint: StructuredOutputsParams | None = changes.get(
             "structured_outputs", params.structured_outputs
         )
-        # A constraint begins where the reasoning ends, if the prompt opens one, or the model where it
-        # was asked to think.
+        # It begins where the reasoning ends that the prompt opens, or the model that was asked to think.
         if constraint is not None and constraint.reasoning is None:
             changes["structured_outputs"] = msgspec.structs.replace(
                 constraint,

@@ -55,6 +55,7 @@ class RequestState:
         self.completions = completions
         self.num_unfinished = len(completions)
         self.num_cached_tokens = 0
+        self.unenforced: str | None = None
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
         self.metrics = RequestMetrics(arrival_time=request.arrival_time)
 
@@ -76,6 +77,7 @@ class RequestState:
                 prompt_logprobs=prompt_logprobs,
                 finished=finished,
                 num_cached_tokens=self.num_cached_tokens,
+                unenforced=self.unenforced,
                 metrics=msgspec.structs.replace(self.metrics),
             )
         )
@@ -200,6 +202,7 @@ class OutputProcessor:
             state.metrics.last_token_time = now
         if out.cached_tokens and not completion.index:
             state.num_cached_tokens = out.cached_tokens
+        state.unenforced = state.unenforced or out.unenforced
         completion.push(out)
 
     def _remove(self, state: RequestState, completion: CompletionState) -> None:

@@ -82,10 +82,7 @@ class ParserPlugins:
         config: ModelConfig,
         **options: Any,
     ) -> ParserPlugins:
-        """Use the parsers that the options name, or those made for the model.
-
-        Raises ``PluginConflictError`` if several parsers match equally well.
-        """
+        """Use the parsers that the options name, or those made for the model."""
         keys: dict[str, str | None] = {}
         for option, kind in PARSER_KINDS.items():
             decision = decide(plugins, kind, traits, getattr(config, option) or NONE)
@@ -144,7 +141,7 @@ class ParserPlugins:
             return parser.grammar_for_tool_choice(choice)
 
         try:
-            spec = await self._call(TOOL_PARSERS, key, "grammar_for_tool_choice", grammar)
+            spec = await self.call(TOOL_PARSERS, key, "grammar_for_tool_choice", grammar)
             constraint = None if spec is None else to_structured_outputs(spec)
         except PluginLoadError as error:
             log.warning("tool_call_parser=%s cannot force a call: %s", key, error, exc_info=error)
@@ -198,7 +195,7 @@ class ParserPlugins:
         plugin = f"{kind.name}:{key}"
         if plugin not in self._special_ids:
             try:
-                tags = await self._call(
+                tags = await self.call(
                     kind, key, "special_tags", lambda: _tags_of(self.open(kind, key)[0])
                 )
             except PluginLoadError as error:  # every output reports it
@@ -211,7 +208,7 @@ class ParserPlugins:
             )
         return self._special_ids[plugin]
 
-    async def _call(self, kind: PluginKind[Any], key: str, method: str, work: Callable[[], T]) -> T:
+    async def call(self, kind: PluginKind[Any], key: str, method: str, work: Callable[[], T]) -> T:
         """Return what a parser says outside of an output, in a thread unless it is treadle's own.
 
         Raises ``RequestError``, and ``PluginLoadError`` for every failure, in strict mode

@@ -111,23 +111,30 @@ def check_json(name: str, value: object) -> None:
 
 
 def with_schema_text(params: SamplingParams) -> SamplingParams:
-    """Return ``params`` with a JSON schema as text, which crosses processes unchanged.
+    """Return ``params`` with schemas as texts, which cross processes unchanged.
 
     Raises ``RequestError`` if it cannot be written as JSON.
     """
     outputs = params.structured_outputs
-    if outputs is None or outputs.json is None or isinstance(outputs.json, str):
+    if outputs is None:
         return params
+    fields = {"json": outputs.json, "structural_tag": outputs.structural_tag}
     try:
-        text = json.dumps(outputs.json, ensure_ascii=False, allow_nan=False)
-        text.encode()
+        texts = {
+            name: json.dumps(value, ensure_ascii=False, allow_nan=False)
+            for name, value in fields.items()
+            if value is not None and not isinstance(value, str)
+        }
+        "".join(texts.values()).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(
             f"the schema of structured_outputs cannot be written as JSON: {error}",
             param="structured_outputs",
         ) from error
+    if not texts:
+        return params
     return msgspec.structs.replace(
-        params, structured_outputs=msgspec.structs.replace(outputs, json=text)
+        params, structured_outputs=msgspec.structs.replace(outputs, **texts)
     )
 
 

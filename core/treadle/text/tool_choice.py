@@ -15,6 +15,12 @@ from treadle.errors import RequestError
 __all__ = ("check_choice", "parse_tools", "to_structured_outputs")
 
 CHOICES = ("none", "auto", "required")
+FIELDS = {
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
+}
 
 
 def parse_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
@@ -85,23 +91,16 @@ def _named_function(choice: Any, tools: Sequence[Tool]) -> Mapping[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-def to_structured_outputs(spec: GrammarSpec) -> StructuredOutputsParams | None:
-    """Return the constraint that a parser's grammar makes, ``None`` if its kind cannot be requested.
+def to_structured_outputs(spec: GrammarSpec) -> StructuredOutputsParams:
+    """Return the constraint that a parser's grammar makes.
 
     Raises ``TypeError`` for something that is not a grammar.
     """
     if not isinstance(spec.source, str):
         raise TypeError(f"the source of a grammar is {spec.source!r:.80}; it must be a text")
-    match spec.kind:
-        case "json_schema":
-            return StructuredOutputsParams(json=spec.source)
-        case "json_object":
-            return StructuredOutputsParams(json_object=True)
-        case "regex":
-            return StructuredOutputsParams(regex=spec.source)
-        case "choice":
-            return StructuredOutputsParams(choice=msgspec.json.decode(spec.source, type=list[str]))
-        case "ebnf":
-            return StructuredOutputsParams(grammar=spec.source)
-        case _:
-            return None
+    if spec.kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if spec.kind == "choice":
+        return StructuredOutputsParams(choice=msgspec.json.decode(spec.source, type=list[str]))
+    fields: dict[str, Any] = {FIELDS[spec.kind]: spec.source}
+    return StructuredOutputsParams(**fields)

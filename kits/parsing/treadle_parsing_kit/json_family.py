@@ -18,12 +18,18 @@ from treadle_parsing_kit.incremental_json import BLANKS
 from treadle_parsing_kit.json_calls import JsonToolCallReader
 from treadle_parsing_kit.tool_call_parser import ToolCallParser
 from treadle_parsing_kit.tool_choice import (
+    ANYWHERE,
+    BLANK,
+    LINE_START,
     arguments_rule,
     free_text_rules,
     lark_string,
     names_one_tool,
+    object_pattern,
+    pattern_of,
     selected_tools,
     tag_rule,
+    untagged_text_rules,
 )
 
 __all__ = ("JsonFamilyParser", "JsonFormat")
@@ -162,9 +168,9 @@ class JsonFamilyParser(ToolCallParser):
             [lark_string(form.tail)] * bool(form.tail),
         )
         is_single = names_one_tool(choice)
+        if choice == "auto" and not form.begin:
+            return self._text_with_lists(tools)
         if choice == "auto":
-            if not form.begin:
-                return None
             repeated = f"call ({lark_string(form.separator)} call)*" if form.arrays else "call"
             lines = free_text_rules(self._tags_of(form.begin[0])[0], "block", self._tokenizer)
             lines.append(" ".join(["block:", *begin[1:], *head, repeated, *tail, *end]))
@@ -183,6 +189,29 @@ class JsonFamilyParser(ToolCallParser):
                 f"arguments_{i}: {arguments_rule(tool, choice)}",
             ]
         return GrammarSpec("ebnf", "\n".join(lines))
+
+    def _text_with_lists(self, tools: Sequence[Tool]) -> GrammarSpec:
+        """Text in which a list where one of calls may begin, with the name of a tool or arguments, is one."""
+        items = [
+            (
+                f'{{"name": {lark_string(tool.name)}, "{self.format.arguments}": ',
+                f'{arguments_rule(tool, "auto")} "}}"',
+            )
+            for tool in tools
+        ]
+        more = " | ".join(f"{lark_string(head)} rest_of_{i}" for i, (head, _) in enumerate(items))
+        calls = [(f"[{head}", f'rest_of_{i} (", " call)* "]"') for i, (head, _) in enumerate(items)]
+        words = "|".join(map(pattern_of, self.format.words))
+        rules = untagged_text_rules(
+            rf"(\[|({words}){BLANK}*\[?){BLANK}*{object_pattern(tools)}",
+            calls,
+            before=rf"({LINE_START}|{ANYWHERE}(?:{words}))",
+            between=r"[, \t\r\n]*",
+            tags=[],
+            tokenizer=self._tokenizer,
+        )
+        rules += [f"call: {more}", *(f"rest_of_{i}: {rest}" for i, (_, rest) in enumerate(items))]
+        return GrammarSpec("ebnf", "\n".join(rules))
 
     def _rule(self, text: str) -> list[str]:
         return [tag_rule(part, self._tokenizer) for part in self._tags_of(text)]

@@ -16,14 +16,26 @@ from treadle.api.files import Tokenizer
 from treadle.api.parsers import Tool
 
 __all__ = (
+    "ANYWHERE",
+    "BLANK",
+    "LINE_START",
     "arguments_rule",
     "arguments_schema",
     "free_text_rules",
     "lark_string",
     "names_one_tool",
+    "names_pattern",
+    "object_pattern",
+    "pattern_of",
     "selected_tools",
     "tag_rule",
+    "untagged_text_rules",
 )
+
+ANYWHERE = "(?s:.*)"
+LINE_START = r"(?s:.*\n)?[ \t\r\n]*"
+"""Patterns of what stands before a call."""
+BLANK = r"[ \t\r\n]"
 
 
 def selected_tools(tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> list[Tool]:
@@ -85,6 +97,75 @@ def free_text_rules(tag: str, rest: str, tokenizer: Tokenizer) -> list[str]:
         f"TEXT_BEFORE_CALL: {free} /{pattern}/",
         f"FREE_TEXT: {free}",
     ]
+
+
+def untagged_text_rules(
+    opening: str,
+    calls: Sequence[tuple[str, str]],
+    *,
+    before: str = ANYWHERE,
+    between: str = "",
+    tags: Sequence[str],
+    closing: str = "",
+    tokenizer: Tokenizer,
+) -> list[str]:
+    """Return the rules of free text in which whatever reads like a call is one of ``calls``.
+
+    For formats whose calls may begin without a tag: where ``before`` has matched, the pattern ``opening``
+    begins one. Each call is its first text and the expression of its rest. Behind a call, one may follow
+    that ``between`` separates from it. One of ``tags`` begins a call anywhere, and the expression
+    ``closing`` ends it then.
+    """
+    tag_text = "|".join(map(pattern_of, tags)) or r"[^\s\S]"
+    rules = [tag_rule(tag, tokenizer) for tag in tags]
+    lines = [
+        "start: free_text | first again* BEHIND_CALLS",
+        "free_text: FREE_TEXT",
+        f"FREE_TEXT: /{ANYWHERE}/ & ~/{before}{opening}{ANYWHERE}/ & ~/{ANYWHERE}({tag_text}){ANYWHERE}/",
+        f"BEHIND_CALLS: FREE_TEXT & ~/{between}{opening}{ANYWHERE}/",
+    ]
+    firsts, agains = [], []
+    for i, (head, rest) in enumerate(calls):
+        start = pattern_of(head)
+        lines += [
+            f"rest_{i}: {rest}",
+            f"FIRST_{i}: (/{before}/ & FREE_TEXT) /{start}/",
+            f"AGAIN_{i}: /{between}{start}/ | ((/{before}/ & BEHIND_CALLS) /{start}/)",
+            f"TAGGED_{i}: /{BLANK}*{start}/",
+        ]
+        firsts.append(f"FIRST_{i} rest_{i}")
+        agains.append(f"AGAIN_{i} rest_{i}")
+        for tag, rule in zip(tags, rules, strict=True):
+            end = f"TAGGED_{i} rest_{i} {closing}"
+            if rule.startswith("<["):
+                firsts.append(f"FREE_TEXT {rule} {end}")
+                agains.append(f"BEHIND_CALLS {rule} {end}")
+                continue
+            number = len(lines)
+            lines += [
+                f"FIRST_TAG_{number}: FREE_TEXT /{pattern_of(tag)}{BLANK}*{start}/",
+                f"AGAIN_TAG_{number}: BEHIND_CALLS /{pattern_of(tag)}{BLANK}*{start}/",
+            ]
+            firsts.append(f"FIRST_TAG_{number} rest_{i} {closing}")
+            agains.append(f"AGAIN_TAG_{number} rest_{i} {closing}")
+    return [*lines, f"first: {' | '.join(firsts)}", f"again: {' | '.join(agains)}"]
+
+
+def pattern_of(text: str) -> str:
+    """Return a text as a part of a pattern between slashes."""
+    return re.escape(text).replace("/", r"\/").replace("\n", "n")
+
+
+def names_pattern(tools: Sequence[Tool]) -> str:
+    """Return a pattern of the names of the tools."""
+    return f"({'|'.join(pattern_of(tool.name) for tool in tools)})"
+
+
+def object_pattern(tools: Sequence[Tool]) -> str:
+    """Return a pattern of how an object begins that is a call of one of the tools, or may be one."""
+    fields = rf'("(type|id)"{BLANK}*:{BLANK}*"[^"]*"{BLANK}*,{BLANK}*)*'
+    name = rf'"name"{BLANK}*:{BLANK}*"{names_pattern(tools)}"'
+    return rf'\{{{BLANK}*{fields}({name}|"(parameters|arguments)")'
 
 
 def lark_string(text: str) -> str:

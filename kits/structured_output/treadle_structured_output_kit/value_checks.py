@@ -32,18 +32,31 @@ BLANKS = b" \t\r\n"
 
 
 @dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A ``contains`` of an array: how many more items must match it, and how many may."""
+
+    schema: Any
+    least: float
+    most: float
+
+    def after(self, item: Any) -> _Wanted:
+        if not matches(self.schema, item):
+            return self
+        return replace(self, least=self.least - 1, most=self.most - 1)
+
+
+@dataclass(frozen=True, slots=True)
 class _Frame:
     """An array or an object that is open; ``schemas`` all apply to it.
 
-    ``wanted`` are those that still need an item: the ``contains`` of an array. ``max_items`` is
-    how many items it may have.
+    ``wanted`` is what items it still needs, and ``max_items`` is how many it may have.
     """
 
     is_array: bool
     schemas: list[Any]
     start: int
     is_unique: bool
-    wanted: tuple[Any, ...] = ()
+    wanted: tuple[_Wanted, ...] = ()
     max_items: float = math.inf
     seen: tuple[str, ...] = ()
     count: int = 0
@@ -76,7 +89,9 @@ def without_checks(schema: Any) -> Any:
     """``schema`` as far as a grammar holds it."""
     if not isinstance(schema, Mapping):
         return schema
-    gone = {"contains", "uniqueItems"} | ({"format"} if _has_regex(schema) else set())
+    gone = {"contains", "maxContains", "minContains", "uniqueItems"} | (
+        {"format"} if _has_regex(schema) else set()
+    )
     kept = {name: value for name, value in schema.items() if name not in gone}
     return map_children(kept, without_checks)
 
@@ -104,7 +119,7 @@ class ValueChecks:
             if current is None:
                 return None
             current = self._read(current, text, pos)
-        if current is None or not self._has_unused(current, text):
+        if current is None or not self._has_unused(current, text) or not _may_match(current, text):
             return None
         return current
 
@@ -127,7 +142,7 @@ class ValueChecks:
         if byte in BLANKS:
             return state
         if byte in b"]}":
-            if state.stack[-1].wanted:
+            if any(wanted.least > 0 for wanted in state.stack[-1].wanted):
                 return None
             outer = replace(state, stack=state.stack[:-1], start=state.stack[-1].start, schemas=())
             return self._closed(outer, text, pos + 1)
@@ -144,7 +159,7 @@ class ValueChecks:
             is_unique = first == "[" and any(map(_is_unique, schemas))
             frame = _Frame(first == "[", schemas, pos, is_unique)
             if first == "[":
-                wanted = tuple(part["contains"] for part in schemas if "contains" in part)
+                wanted = tuple(_wanted(part) for part in schemas if "contains" in part)
                 limits = [part["maxItems"] for part in schemas if "maxItems" in part]
                 frame = replace(frame, wanted=wanted, max_items=min(limits, default=math.inf))
             return ValueState((*state.stack, frame), "value" if first == "[" else "key")
@@ -186,10 +201,13 @@ class ValueChecks:
             frame = replace(frame, seen=(*frame.seen, value))
         if frame.wanted:
             item = json.loads(text[state.start : end])
-            wanted = tuple(part for part in frame.wanted if not matches(part, item))
-            if wanted and frame.count >= frame.max_items:
-                return None  # nothing could follow it
-            frame = replace(frame, wanted=wanted)
+            wanted = tuple(part.after(item) for part in frame.wanted)
+            left = frame.max_items - frame.count
+            if any(part.most < 0 or part.least > left for part in wanted):
+                return None  # it is one too many, or not enough could follow it
+            frame = replace(
+                frame, wanted=tuple(p for p in wanted if p.least > 0 or p.most < math.inf)
+            )
         return ValueState((*state.stack[:-1], frame), "after")
 
     def _has_unused(self, state: ValueState, text: bytearray) -> bool:
@@ -246,6 +264,42 @@ class ValueChecks:
         return False
 
 
+def _wanted(schema: Mapping[str, Any]) -> _Wanted:
+    least, most = schema.get("minContains", 1), schema.get("maxContains", math.inf)
+    return _Wanted(schema["contains"], least, most)
+
+
+def _may_match(state: ValueState, text: bytearray) -> bool:
+    """Whether the items that are open can become what their arrays still need: if there is room for no
+    others, each must match."""
+    begun = [bytes(text[frame.start : frame.start + 1]) for frame in state.stack[1:]]
+    if state.mode in ("string", "scalar"):
+        begun.append(bytes(text[state.start :]))
+    return all(
+        _can_become(wanted.schema, item)
+        for frame, item in zip(state.stack, begun, strict=False)
+        for wanted in frame.wanted
+        if wanted.least > 0 and wanted.least >= frame.max_items - frame.count
+    )
+
+
+def _can_become(schema: Any, begun: bytes) -> bool:
+    """Whether a value that begins with ``begun`` may match, as far as its type and listed values tell."""
+    if not isinstance(schema, Mapping):
+        return True
+    kind = TYPE_OF_FIRST.get(chr(begun[0]), "number")
+    types = schema.get("type", kind)
+    if kind not in [
+        {"integer": "number"}.get(x, x) for x in ([types] if isinstance(types, str) else types)
+    ]:
+        return False
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list):
+        return True
+    texts = (json.dumps(value, ensure_ascii=False).encode() for value in values)
+    return any(text.startswith(begun) for text in texts)
+
+
 def _item(part: Any, index: int) -> Any:
     """What ``part`` says of the item at ``index``."""
     if not isinstance(part, Mapping):
@@ -267,5 +321,7 @@ def _has_regex(schema: Mapping[str, Any]) -> bool:
 
 def _is_check(schema: Any) -> bool:
     return isinstance(schema, Mapping) and (
-        _is_unique(schema) or _has_regex(schema) or "contains" in schema
+        _is_unique(schema)
+        or _has_regex(schema)
+        or not schema.keys().isdisjoint(("contains", "maxContains", "minContains"))
     )

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from treadle.api.sampling_params import BOUNDS, SamplingParams
 from treadle.errors import ContextLengthError, RequestError
 from treadle.text.chat import Conversation
-from treadle_server.chat.call_or_answer import with_calls
 from treadle_server.chat.conversation import merged_turns, to_conversation
+from treadle_server.chat.thinking_budget import budgeted
 from treadle_server.context import ServerContext
 from treadle_server.generation import Generation
 from treadle_server.wire.chat import ChatRequest
@@ -34,14 +34,13 @@ async def prepare_chat(
     if request.logprobs:
         changes["logprobs"] = top_logprobs
     params = context.to_params(request, client, **changes)
-    params = await with_calls(conversation, params, context.chat_processor.parser_plugins)
     chat = await rendered(conversation, lambda c: context.chat_processor.prepare(c, params))
     return Generation(
         id=id or context.new_id("chatcmpl"),
         created_time=int(time.time()),
         request=request,
         prompts=[chat.prompt],
-        params=chat.params,
+        params=await budgeted(context, request.thinking_token_budget, chat),
         chat=chat,
     )
 

@@ -49,7 +49,14 @@ OTHER_MODELS = {
 }
 """Routes of other servers, below ``/v1`` or not, and the models that would serve them."""
 CONSTRAINTS = frozenset(
-    {"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+    {
+        "structured_outputs",
+        "structural_tag",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+    }
 )
 """The engine's names of what the output must match, which a client may have given otherwise."""
 

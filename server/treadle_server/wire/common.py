@@ -33,8 +33,13 @@ class JSONSchema(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    type: Literal["text", "json_object", "json_schema"]
+    """``format``, or the older ``structures`` and ``triggers``, belong to a structural tag."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JSONSchema | None = None
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +50,13 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
     whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None
+    strict: bool | None = None
+    backend: str | None = None
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -154,7 +165,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     structured_outputs: Annotated[
         StructuredOutputs | None,
         Meta(
-            description="What the output must match: one of json, json_object, regex, choice, grammar."
+            description="What the output must match: one of json, json_object, regex, choice, grammar, "
+            "structural_tag."
         ),
     ] = None
     guided_json: Annotated[
@@ -174,6 +186,15 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ] = None
     guided_decoding_backend: Annotated[
         str | None, Meta(description="The plugin that compiles the constraint.")
+    ] = None
+    json_schema: Annotated[
+        str | dict[str, Any] | None, Meta(description="SGLang's name of structured_outputs.json.")
+    ] = None
+    regex: Annotated[str | None, Meta(description="SGLang's name of structured_outputs.regex.")] = (
+        None
+    )
+    ebnf: Annotated[
+        str | None, Meta(description="SGLang's name of structured_outputs.grammar.")
     ] = None
     extra_args: Annotated[
         dict[str, dict[str, Any]] | None,

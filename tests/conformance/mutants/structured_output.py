@@ -234,7 +234,15 @@ EMPTY = max(SmallTokenizer().special_token_ids)""",
             Mutant(
                 "test_an_unknown_kind_is_refused",
                 {
-                    "self.real.unsupported_reason(spec)": "spec.kind != 'structural_tag' and self.real.unsupported_reason(spec) or None"
+                    "self.real.unsupported_reason(spec)": "spec.kind != 'poem' and self.real.unsupported_reason(spec) or None"
+                },
+            ),
+            Mutant(
+                "test_a_structural_tag_is_enforced_or_refused",
+                {
+                    "        return Grammar(self.real.compile(spec), spec)": """        if spec.kind == "structural_tag":
+            spec = GrammarSpec("regex", "(?s:.)*")
+        return Grammar(self.real.compile(spec), spec)"""
                 },
             ),
             Mutant(

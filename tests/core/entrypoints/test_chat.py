@@ -126,6 +126,29 @@ def test_a_constraint_holds_for_the_content(llm: LLM) -> None:
     assert type(json.loads(output.content)["answer"]) is int and "42" in output.reasoning
 
 
+def test_with_tools_and_a_schema_a_call_is_possible(llm: LLM) -> None:
+    """The demo model calls the tool for the weather, and answers a sum: in the form that it must have."""
+    constraint = StructuredOutputsParams(json={"enum": ["forty-two", "one"]})
+    params = SamplingParams(temperature=0, max_tokens=150, structured_outputs=constraint)
+    called = complete_chat(llm, WEATHER, params, tools=TOOLS)
+    assert [call.name for call in called.tool_calls] == ["get_weather"] and not called.content
+    forced = complete_chat(llm, SUM, params, tools=TOOLS)
+    assert forced.tool_calls or json.loads(forced.content) in ("forty-two", "one")
+
+
+def test_a_strict_tool_is_called_by_its_schema(llm: LLM) -> None:
+    """The model would write Paris."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    function = {**TOOLS[0]["function"], "strict": True, "parameters": schema}
+    output = complete_chat(llm, WEATHER, tools=[{"type": "function", "function": function}])
+    assert [json.loads(call.arguments) for call in output.tool_calls] == [{"city": "Rome"}]
+
+
 def test_several_conversations_and_outputs(llm: LLM) -> None:
     outputs = llm.chat([WEATHER, SUM], [GREEDY.replace(n=2), GREEDY], use_tqdm=False, tools=TOOLS)
     first, second = (output.outputs for output in outputs)

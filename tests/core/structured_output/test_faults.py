@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from treadle.api.sampling_params import StructuredOutputsParams
+from treadle.api.structured_output import GrammarSpec
 from treadle.errors import EngineError
 from treadle.structured_output import StructuredOutputState
+from treadle.structured_output.checker import _checked
 
 
 class Panic(BaseException):
@@ -132,3 +135,28 @@ def test_the_plugin_may_fail_when_it_makes_a_matcher(
     driven.add("a", StructuredOutputsParams(regex="a"))
     end = driven.until("a")
     assert end.error is not None and "no matcher" in end.error and end.param == "structured_outputs"
+
+
+@pytest.mark.fault("structured_output", "unenforced")
+def test_what_a_backend_says_of_the_rest_is_a_text_or_an_error() -> None:
+    """In the process that compiles first: a strange answer is written out, and a failure is one of the grammar."""
+
+    class Backend:
+        name = "x"
+
+        def __init__(self, answer: Any) -> None:
+            self.answer = answer
+
+        def unsupported_reason(self, spec: GrammarSpec) -> str | None:
+            return None
+
+        def compile(self, spec: GrammarSpec) -> Any:
+            return SimpleNamespace(matcher=lambda: Scripted("", 0))
+
+        def unenforced(self, spec: GrammarSpec) -> Any:
+            return self.answer() if callable(self.answer) else self.answer
+
+    spec = GrammarSpec("regex", "a")
+    for answer, unenforced in ((None, None), ("x", "x"), (7, "7"), ("y" * 10_000, "y" * 4096)):
+        assert _checked(Backend(answer), spec).unenforced == unenforced
+    assert _checked(Backend(lambda: 1 / 0), spec).error == "division by zero"

@@ -12,10 +12,14 @@ dropped. What is a thought, the reasoning parser ``harmony`` tells.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
+from treadle.api.types import GrammarSpec
 from treadle_parsing_kit.incremental_json import BLANKS
 from treadle_parsing_kit.json_calls import ArgumentsReader, is_name
 from treadle_parsing_kit.named_family import NamedFamilyParser, NamedFormat
+from treadle_parsing_kit.tool_choice import ANYWHERE, arguments_rule, tag_rule
 
 __all__ = ("Harmony",)
 
@@ -74,3 +78,27 @@ class Harmony(NamedFamilyParser):
             self.call_prefix.append(text[pos])
             return pos + 1
         return pos
+
+    def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
+        return (
+            self._text_with_calls() if choice == "auto" else super().grammar_for_tool_choice(choice)
+        )
+
+    def _text_with_calls(self) -> GrammarSpec | None:
+        """Messages, of which those to functions are calls. ``None`` if the tags are not tokens."""
+        tags = {tag: tag_rule(tag, self._tokenizer) for tag in self.special_tags}
+        if not all(rule.startswith("<[") for rule in tags.values()):
+            return None
+        lines = [
+            "start: free_text ((call | tag) free_text)*",
+            "free_text: FREE_TEXT",
+            f"FREE_TEXT: /{ANYWHERE}/ & ~/{ANYWHERE}to=functions\\.{ANYWHERE}/",
+            f"tag: {' | '.join(tags.values())}",
+            f"call: {' | '.join(f'call_{i}' for i in range(len(self._tools)))}",
+        ]
+        for i, tool in enumerate(self._tools):
+            head = self.rule([piece.replace("{name}", tool.name) for piece in self.format.head])
+            arguments = arguments_rule(tool, "auto")
+            lines.append(f"call_{i}: {head} arguments_{i} {tags['<|call|>']}")
+            lines.append(f"arguments_{i}: {arguments}")
+        return GrammarSpec("ebnf", "\n".join(lines))

@@ -22,7 +22,15 @@ from treadle.api.types import GrammarSpec, Tokenizer, Tool
 from treadle_parsing_kit.incremental_json import BLANKS
 from treadle_parsing_kit.json_calls import JsonToolCallReader
 from treadle_parsing_kit.tool_call_parser import ToolCallParser
-from treadle_parsing_kit.tool_choice import arguments_schema, selected_tools
+from treadle_parsing_kit.tool_choice import (
+    ANYWHERE,
+    BLANK,
+    arguments_rule,
+    arguments_schema,
+    object_pattern,
+    selected_tools,
+    untagged_text_rules,
+)
 
 __all__ = ("Llama3",)
 
@@ -36,7 +44,7 @@ class Llama3(ToolCallParser):
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
         super().__init__()
-        self._tools = tools
+        self._tokenizer, self._tools = tokenizer, tools
         self._names = frozenset(tool.name for tool in tools)
         self._fresh = (
             True  # nothing but blanks since the line began, or since a call that is broken
@@ -91,7 +99,7 @@ class Llama3(ToolCallParser):
     def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
         """One call. JSON without anything around it: every backend can enforce it."""
         if choice == "auto":
-            return None
+            return self._text_with_calls()
         calls: list[dict[str, Any]] = []
         shared: dict[str, Any] = {}
         for index, tool in enumerate(selected_tools(self._tools, choice)):
@@ -109,6 +117,22 @@ class Llama3(ToolCallParser):
         if shared:
             schema_document = {**schema_document, "$defs": shared}
         return GrammarSpec("json_schema", json.dumps(schema_document))
+
+    def _text_with_calls(self) -> GrammarSpec:
+        """Text in which an object where a call may begin, with the name of a tool or arguments, is a call."""
+        calls = [
+            (f'{{"name": "{tool.name}", "parameters": ', f'{arguments_rule(tool, "auto")} "}}"')
+            for tool in self._tools
+        ]
+        rules = untagged_text_rules(
+            object_pattern(self._tools),
+            calls,
+            before=rf"({ANYWHERE}(\n|\}}{BLANK}*;))?{BLANK}*",
+            between=r"[; \t\r\n]*",
+            tags=[TAG],
+            tokenizer=self._tokenizer,
+        )
+        return GrammarSpec("ebnf", "\n".join(rules))
 
 
 def _moved(schema: dict[str, Any], prefix: str, shared: dict[str, Any]) -> dict[str, Any]:

@@ -11,12 +11,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from treadle.api.types import GrammarSpec, Tool
+from treadle.api.types import GrammarSpec, Tokenizer, Tool
 from treadle_parsing_kit.tool_choice import (
     arguments_schema,
     lark_string,
     names_one_tool,
+    names_pattern,
     selected_tools,
+    tag_rule,
+    untagged_text_rules,
 )
 
 __all__ = ("python_grammar",)
@@ -30,6 +33,7 @@ STRING: /"([^"\\\x00-\x1f]|\\["\\nrt])*"/
 INTEGER: /-?(0|[1-9][0-9]{0,17})/
 NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/
 """
+ANY_MEMBERS = '(/[A-Za-z_][A-Za-z0-9_]*=/ value (", " /[A-Za-z_][A-Za-z0-9_]*=/ value)*)?'
 TYPES = {
     "string": "STRING",
     "integer": "INTEGER",
@@ -54,6 +58,27 @@ def python_grammar(tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> Gr
     return GrammarSpec("ebnf", "\n".join(grammar.lines) + ANY)
 
 
+def text_with_lists(
+    tools: Sequence[Tool], tokenizer: Tokenizer, tag: str, closing: str
+) -> GrammarSpec:
+    """Text in which a list that begins with a call of a tool is one of calls.
+
+    The arguments of tools that are not ``strict`` may be any. Raises as ``python_grammar`` does.
+    """
+    grammar = _Grammar()
+    for i, tool in enumerate(tools):
+        grammar.add_call(i, tool, is_free=not tool.strict)
+    rules = untagged_text_rules(
+        rf"\[[ \t\r\n]*{names_pattern(tools)}\(",
+        [(f"[{tool.name}(", f'members_{i} ")" (", " call)* "]"') for i, tool in enumerate(tools)],
+        tags=[tag],
+        closing=tag_rule(closing, tokenizer),
+        tokenizer=tokenizer,
+    )
+    calls = " | ".join(f"call_{i}" for i in range(len(tools)))
+    return GrammarSpec("ebnf", "\n".join([*rules, f"call: {calls}", *grammar.lines]) + ANY)
+
+
 class _Grammar:
     """The rules so far. ``first_N`` is the members of an object from the N-th on if none stands
     before them, ``next_N`` if one does: so each comma is where it belongs, in rules of linear size."""
@@ -62,14 +87,17 @@ class _Grammar:
         self.lines: list[str] = []
         self._num_objects = 0
 
-    def add_call(self, i: int, tool: Tool) -> None:
+    def add_call(self, i: int, tool: Tool, *, is_free: bool = False) -> None:
         schema = arguments_schema(tool)
         for name in (*tool.name.split("."), *_members(schema)):
             is_argument = name not in tool.name.split(".")
             if not name.replace("-", "_").isidentifier() or (is_argument and "-" in name):
                 raise ValueError(f"{name!r} is not a name in Python")
-        members = self._object(schema, 0, lambda name: f"{name}=")
-        self.lines.append(f'call_{i}: {lark_string(tool.name + "(")} {members} ")"')
+        members = ANY_MEMBERS if is_free else self._object(schema, 0, lambda name: f"{name}=")
+        self.lines += [
+            f"members_{i}: {members}",
+            f'call_{i}: {lark_string(tool.name + "(")} members_{i} ")"',
+        ]
 
     def _object(self, schema: Mapping[str, Any], depth: int, key: Callable[[str], str]) -> str:
         """Return the rule of an object's members, the required ones first."""

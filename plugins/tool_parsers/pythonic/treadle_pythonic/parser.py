@@ -22,7 +22,7 @@ from treadle.api.types import GrammarSpec, Tokenizer, Tool
 from treadle_parsing_kit.incremental_json import BLANKS
 from treadle_parsing_kit.json_calls import is_name
 from treadle_parsing_kit.tool_call_parser import ToolCallParser
-from treadle_pythonic.grammar import python_grammar
+from treadle_pythonic.grammar import python_grammar, text_with_lists
 from treadle_pythonic.literals import Keywords
 
 __all__ = ("Pythonic",)
@@ -38,7 +38,7 @@ class Pythonic(ToolCallParser):
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
         super().__init__()
-        self._tools = tools
+        self._tokenizer, self._tools = tokenizer, tools
         self._names = frozenset(tool.name for tool in tools)
         self._tagged = self._comma = self._is_broken = False
         self._word: list[str] = []
@@ -129,4 +129,11 @@ class Pythonic(ToolCallParser):
         return super().finish()
 
     def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
-        return None if choice == "auto" else python_grammar(self._tools, choice)
+        if choice != "auto":
+            return python_grammar(self._tools, choice)
+        try:
+            return text_with_lists(self._tools, self._tokenizer, START, END)
+        except (
+            ValueError
+        ):  # a name that Python cannot write: calls of the others are read all the same
+            return None

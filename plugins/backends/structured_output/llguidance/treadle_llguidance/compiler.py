@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -11,9 +12,12 @@ from treadle_llguidance.checked import CheckedGrammar, TokenTexts
 from treadle_llguidance.limits import unreachable_reason
 from treadle_structured_output_kit.dialect import normalize_patterns
 from treadle_structured_output_kit.equivalent import rewrite
+from treadle_structured_output_kit.formats import FORMATS
 from treadle_structured_output_kit.json_schema import subschemas
 from treadle_structured_output_kit.llguidance import LLGuidanceCompiler, LLGuidanceMatcher
 from treadle_structured_output_kit.regex import choice_regex
+from treadle_structured_output_kit.structural_tag import parse_structural_tag, schemas_in
+from treadle_structured_output_kit.structural_tag_lark import structural_tag_lark
 from treadle_structured_output_kit.value_checks import ValueChecks, needs_checks, without_checks
 
 if TYPE_CHECKING:
@@ -32,8 +36,6 @@ REFUSED = frozenset(
         "dependentSchemas",
         "else",
         "if",
-        "maxContains",
-        "minContains",
         "not",
         "propertyNames",
         "then",
@@ -41,7 +43,8 @@ REFUSED = frozenset(
         "unevaluatedProperties",
     }
 )
-KINDS = ("json_schema", "json_object", "regex", "choice", "ebnf")
+MAX_REASONS = 16
+KINDS = ("json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag")
 
 
 class Compiler:
@@ -59,6 +62,7 @@ class Compiler:
         self.name = name
         self._strict = strict
         self._whitespace = whitespace_pattern
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._texts = TokenTexts(tokenizer, vocab_size)
         self._compiler = LLGuidanceCompiler(tokenizer, vocab_size)
 
@@ -66,21 +70,46 @@ class Compiler:
         """Return why ``spec`` cannot be enforced, or ``None``."""
         if spec.kind not in KINDS:
             return f"grammars of the kind {spec.kind} are not supported"
-        if spec.kind != "json_schema" or not self._strict:
-            return None
-        root = rewrite(json.loads(spec.source))
-        for path, schema in subschemas(root):
-            if not isinstance(schema, dict):
-                continue
-            if keywords := sorted(REFUSED & schema.keys()):
-                return f"{', '.join(keywords)} at {path} cannot be enforced"
-            if reason := unreachable_reason(schema):
-                return f"{reason}, at {path}, cannot be enforced"
-        try:
-            _ = needs_checks(root) and ValueChecks(root)
-        except ValueError as error:
-            return f"{error} cannot be enforced"
+        if self._is_strict(spec) and (reasons := self._obstacles(spec)):
+            return f"{reasons[0]} cannot be enforced"
         return None
+
+    def unenforced(self, spec: GrammarSpec) -> str | None:
+        """Return what a JSON schema says that an output need not obey, or ``None``."""
+        reasons = [] if self._is_strict(spec) else self._obstacles(spec)
+        for source in _schemas_of(spec):
+            for path, schema in subschemas(json.loads(source)):
+                name = schema.get("format") if isinstance(schema, dict) else None
+                if isinstance(name, str) and name not in FORMATS:
+                    reasons.append(f"the format {name} at {path}")
+        more = f"; and {len(reasons) - MAX_REASONS} more" if len(reasons) > MAX_REASONS else ""
+        return "; ".join(reasons[:MAX_REASONS]) + more or None
+
+    def _is_strict(self, spec: GrammarSpec) -> bool:
+        return self._strict and spec.options.get("strict", True) is not False
+
+    def _obstacles(self, spec: GrammarSpec) -> list[str]:
+        """Return what cannot be enforced of the schemas in ``spec``."""
+        reasons = []
+        for source in _schemas_of(spec):
+            root = rewrite(json.loads(source))
+            for path, schema in subschemas(root):
+                if not isinstance(schema, dict):
+                    continue
+                if keywords := sorted(REFUSED & schema.keys()):
+                    reasons.append(f"{', '.join(keywords)} at {path}")
+                if reason := unreachable_reason(schema):
+                    reasons.append(f"{reason}, at {path},")
+            if not needs_checks(root):
+                continue
+            if spec.kind == "structural_tag":
+                reasons.append("uniqueItems, contains or the format regex in a structural tag")
+                continue
+            try:
+                ValueChecks(root)
+            except ValueError as error:
+                reasons.append(str(error))
+        return reasons
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compile ``spec``. Raises ``ValueError`` with the library's message."""
@@ -92,6 +121,15 @@ class Compiler:
                 return self._compiler.compile_regex(spec.source)
             case "choice":
                 return self._compiler.compile_regex(choice_regex(json.loads(spec.source)))
+            case "structural_tag":
+                lark = structural_tag_lark(
+                    spec.source,
+                    self._tokenizer,
+                    self._vocab_size,
+                    whitespace_pattern=self._whitespace,
+                    lenient=not self._is_strict(spec),
+                )
+                return self._compiler.compile_grammar(lark)
             case _:
                 return self._compiler.compile_grammar(spec.source)
 
@@ -115,14 +153,24 @@ class Compiler:
             schema = {}
         if not isinstance(schema, dict):
             raise ValueError("no value matches the schema false")
-        checks = ValueChecks(schema) if self._strict and needs_checks(schema) else None
+        is_strict, checks = self._is_strict(spec), None
+        if self._strict and needs_checks(schema):
+            with contextlib.nullcontext() if is_strict else contextlib.suppress(ValueError):
+                checks = ValueChecks(schema)
         whitespace = spec.options.get("whitespace_pattern", self._whitespace)
         grammar = self._compiler.compile_json_schema(
             without_checks(schema) if checks else schema,
             whitespace_pattern=whitespace,
-            lenient=not self._strict,
+            lenient=not is_strict,
         )
         return CheckedGrammar(grammar, checks, self._texts) if checks else grammar
+
+
+def _schemas_of(spec: GrammarSpec) -> list[str]:
+    """Return the JSON schemas in ``spec``, as texts."""
+    if spec.kind == "structural_tag":
+        return list(schemas_in(parse_structural_tag(spec.source)))
+    return [spec.source] if spec.kind == "json_schema" else []
 
 
 Batch = Callable[[Sequence[LLGuidanceMatcher], Sequence[int]], list[bool | None]]

@@ -57,17 +57,20 @@ class Compiler:
             return "whitespace_pattern is not supported"
         if spec.kind == "json_schema":
             try:
-                rewrite_schema(json.loads(spec.source), strict=self._strict)
+                rewrite_schema(json.loads(spec.source), strict=self._is_strict(spec))
             except Unenforceable as error:
                 return str(error)
         return None
+
+    def _is_strict(self, spec: GrammarSpec) -> bool:
+        return self._strict and spec.options.get("strict", True) is not False
 
     def compile(self, spec: GrammarSpec) -> _Grammar:
         spec = normalize_patterns(spec)
         schema: dict[str, Any] | None = None
         if spec.kind in ("json_schema", "json_object"):
             source = {"type": "object"} if spec.kind == "json_object" else json.loads(spec.source)
-            schema = rewrite_schema(source, strict=self._strict)
+            schema = rewrite_schema(source, strict=self._is_strict(spec))
         try:
             grammar = _Grammar(self._vocabulary, spec, schema, self._config(spec))
             grammar.check()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ("Compiler",)
 
 MAX_ROLLBACK = 1024
+KINDS = frozenset({"regex", "choice", "json_object", "ebnf", "structural_tag"})
 START = b"\0"
 
 
@@ -66,11 +67,12 @@ class Compiler:
     def unsupported_reason(self, spec: GrammarSpec) -> str | None:
         match spec.kind:
             case "json_schema":
-                return refusal(_schema(spec)) if self._strict else None
-            case "regex" | "choice" | "json_object" | "ebnf":
+                is_strict = self._strict and spec.options.get("strict", True)
+                return refusal(_schema(spec)) if is_strict else None
+            case kind if kind in KINDS:
                 return None
-            case _:
-                return f"grammars of the kind {spec.kind} are not supported"
+            case kind:
+                return f"grammars of the kind {kind} are not supported"
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         spec = normalize_patterns(spec)
@@ -90,6 +92,14 @@ class Compiler:
             case "json_object":  # as a regex it is bounded in depth, and takes seconds
                 options = {"whitespace_pattern": whitespace} if whitespace else {}
                 return self._llguidance().compile_json_schema({"type": "object"}, **options)
+            case "structural_tag":
+                from treadle_structured_output_kit.structural_tag_lark import structural_tag_lark
+
+                lenient = not (self._strict and spec.options.get("strict", True))
+                lark = structural_tag_lark(
+                    spec.source, self._tokenizer, self._vocab_size, lenient=lenient
+                )
+                return self._llguidance().compile_grammar(lark)
             case _:
                 return self._llguidance().compile_grammar(spec.source)
 

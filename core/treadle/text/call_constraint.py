@@ -1,0 +1,59 @@
+"""What an output may be if the model may call a tool but need not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from treadle.api.parsers import Tool
+from treadle.api.sampling_params import StructuredOutputsParams
+from treadle.errors import RequestError
+from treadle.text.parser_plugins import ParserPlugins
+
+__all__ = ("constraint_with_calls",)
+
+FREE_TEXT = "\nfree_text:"
+"""A rule in each grammar of text with calls in it. A parser that does not know the choice ``auto`` may
+answer as for a forced call."""
+
+
+async def constraint_with_calls(
+    tools: Sequence[Tool],
+    answer: StructuredOutputsParams | None,
+    parsers: ParserPlugins,
+    backend: str | None,
+) -> StructuredOutputsParams | None:
+    """Return the constraint of an output that calls ``tools``, or else obeys ``answer``.
+
+    Without ``answer``, text is free, and calls obey their schemas if a tool is ``strict`` and the parser has a
+    grammar of such text. Raises ``RequestError`` if the parser has no grammar of its calls.
+    """
+    if answer is None:
+        if not any(tool.strict for tool in tools) or not parsers.plugins.keys("structured_output"):
+            return None
+        try:
+            calls = await parsers.forced_call(tools, "auto")
+        except RequestError:
+            return None
+        if FREE_TEXT not in (calls.grammar or ""):
+            return None
+        return msgspec.structs.replace(calls, backend=backend)
+    if answer.json is None and not answer.json_object:
+        return answer
+    calls = await parsers.forced_call(tools, "required")
+    tag = {"type": "or", "elements": [_format(calls), _format(answer)]}
+    return msgspec.structs.replace(
+        answer, json=None, json_object=None, structural_tag={"format": tag}
+    )
+
+
+def _format(constraint: StructuredOutputsParams) -> dict[str, Any]:
+    """Return a constraint as a part of a structural tag."""
+    if constraint.grammar is not None:
+        return {"type": "grammar", "grammar": constraint.grammar}
+    schema = {"type": "object"} if constraint.json is None else constraint.json
+    document = json.loads(schema) if isinstance(schema, str) else schema
+    return {"type": "json_schema", "json_schema": document}
