@@ -228,12 +228,11 @@ class SdpaAttention:
 
         A bfloat16 product is rounded to 8 bits. A second product, minus the first before rounding,
         gives the rounding error, and their sum has 16 bits. Two bfloat16 products take less than
-        half the time of a float32 product.
+        half the time of a float32 product. The mask is added afterwards, as ``baddbmm`` rounds otherwise
+        than ``bmm`` on some CPUs, and a row has a mask only if another one of its batch is shorter.
         """
         transposed = keys.transpose(1, 2)
         if q.dtype == torch.float32:
-            if self.softcap is None and mask is not None:
-                return torch.baddbmm(mask, q, transposed, alpha=self.scale)
             scores = torch.bmm(q, transposed).mul_(self.scale)
         elif self.cpu:
             rounded = torch.bmm(q, transposed)
