@@ -21,13 +21,24 @@ import msgspec
 from treadle.errors import ConfigError
 from treadle.processes.logs import LogSetup, RecordFormatter
 
-__all__ = ("JSONFormatter", "LogSettings", "StormHandler", "TextFormatter", "request_id", "start")
+__all__ = (
+    "SERVER",
+    "JSONFormatter",
+    "LogSettings",
+    "StormHandler",
+    "TextFormatter",
+    "request_id",
+    "start",
+    "unenforced",
+)
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The ``x-request-id`` of the request that is being answered."""
 unenforced: ContextVar[dict[str, None] | None] = ContextVar("unenforced", default=None)
 """What the outputs of the request need not obey of its constraint; the gateway makes one for each."""
 
+SERVER = "server"
+"""The name of the process that serves, in its lines."""
 BURST = 5
 WINDOW_SECONDS = 10.0
 MAX_KINDS = 500
@@ -42,7 +53,7 @@ class LogSettings(msgspec.Struct, frozen=True):
     file: str | None = None
     """A JSON or YAML file for ``logging.config.dictConfig``."""
     steps: str | None = None
-    """The folder of ``LoadMonitor`` and ``CallMonitor``, which are started if there is one."""
+    """The folder of ``LoadMonitor``, and of ``CallMonitor`` in child processes, if there is one."""
 
 
 class TextFormatter(RecordFormatter):
@@ -238,7 +249,8 @@ def start(settings: Any, process: str) -> None:
         from treadle_server.load_monitor import LoadMonitor
 
         LoadMonitor(Path(options.steps)).start()
-        CallMonitor(Path(options.steps)).start()
+        if process != SERVER:  # which is the one that asks the others
+            CallMonitor(Path(options.steps)).start()
 
 
 def _default(options: LogSettings) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from treadle_server.exit_guard import EXIT_SECONDS, ExitGuard
 from treadle_server.lifecycle import Lifecycle, Signals
 from treadle_server.listen import bind, url_of
 from treadle_server.load_monitor import last_step, steps_folder
-from treadle_server.logs import LogSettings
+from treadle_server.logs import SERVER, LogSettings
 from treadle_server.logs import start as start_logging
 from treadle_server.running import published
 from treadle_server.threads import DaemonThreadPool
@@ -80,7 +80,7 @@ def serve_engine(build: Callable[[], Startable], server: ServerConfig) -> None:
 
 def _serve_engine(build: Callable[[], Startable], server: ServerConfig, folder: Path) -> None:
     settings = LogSettings(server.log_level, server.log_format, server.log_config_file, str(folder))
-    start_logging(settings, "server")
+    start_logging(settings, SERVER)
     check_tls(server)
     check_files_dir(server)
     bound = bind(server)

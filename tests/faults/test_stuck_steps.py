@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -51,10 +52,15 @@ def steps(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "steps"
     folder.mkdir()
     log = logging.getLogger("treadle")
+    others = [handler for handler in log.handlers if isinstance(handler, LogSetup)]
+    for handler in others:  # of servers that ran in this process before
+        log.removeHandler(handler)
     setup = LogSetup("treadle_server.logs:start", {"level": "warning", "steps": str(folder)})
     log.addHandler(setup)
     yield folder
     log.removeHandler(setup)
+    for handler in others:
+        log.addHandler(handler)
 
 
 @asynccontextmanager
@@ -202,8 +208,10 @@ def test_a_library_that_keeps_the_interpreters_lock_is_found(
         policy.sort_key(None)
         os._exit(0)
     try:
-        while "runs no Python" not in words:  # until the child has come so far
+        deadline = time.monotonic() + 60  # until the child has come so far
+        while "called in" not in words and time.monotonic() < deadline:
             words = stuck_calls(tmp_path)
+            time.sleep(0.01)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
