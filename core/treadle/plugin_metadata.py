@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from importlib import metadata
 
 __all__ = ("entry_points", "folder_name", "identity")
+
+HEADER = re.compile(r"^(Name|Version):[ \t]*(\S+)[ \t]*$", re.MULTILINE)
 
 
 def folder_name(dist: metadata.Distribution) -> str:
@@ -14,28 +18,30 @@ def folder_name(dist: metadata.Distribution) -> str:
 
 
 def identity(dist: metadata.Distribution) -> tuple[str, str]:
-    """Return name and version of a distribution; no version if its metadata are damaged."""
-    try:
-        about = dist.metadata  # parsed by each access
-        if (name := about["Name"]) and (version := about["Version"]):
-            return name, version
-    except (KeyError, ValueError):
-        pass
+    """Return name and version of a distribution; no version if its metadata are damaged.
+
+    ``dist.metadata`` would parse all of a description to tell them.
+    """
+    text = _text(dist, "METADATA") or _text(dist, "PKG-INFO")
+    fields = dict(HEADER.findall(text.partition("\n\n")[0]))
+    if len(fields) == 2:
+        return fields["Name"], fields["Version"]
     return folder_name(dist), ""
 
 
-def entry_points(dist: metadata.Distribution) -> list[metadata.EntryPoint]:
-    """Return the entry points of a distribution, what is not UTF-8 in them replaced."""
+def entry_points(dist: metadata.Distribution) -> Iterator[metadata.EntryPoint]:
+    """Yield the entry points of a distribution, what is not UTF-8 in them replaced."""
+    group = ""
+    for line in map(str.strip, _text(dist, "entry_points.txt").splitlines()):
+        name, sign, value = (part.strip() for part in line.partition("="))
+        if line.startswith("["):
+            group = line.strip("[]").strip()
+        elif group and sign and not line.startswith("#"):
+            yield metadata.EntryPoint(name, value, group)
+
+
+def _text(dist: metadata.Distribution, name: str) -> str:
     try:
-        return list(dist.entry_points)
-    except (TypeError, ValueError) as error:
-        text = (
-            error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else ""
-        )
-        groups = (part.partition("]") for part in text.split("[")[1:])
-        lines = ((g, line.split("=", 1)) for g, _, rest in groups for line in rest.splitlines())
-        return [
-            metadata.EntryPoint(pair[0].strip(), pair[1].strip(), group)
-            for group, pair in lines
-            if len(pair) == 2
-        ]
+        return dist.read_text(name) or ""
+    except UnicodeDecodeError as error:
+        return error.object.decode(errors="replace")
