@@ -15,6 +15,8 @@ import pytest
 
 from treadle_cli.offline import progress_bar
 
+pytestmark = pytest.mark.early
+
 SMALL = ("--kv-cache-memory-bytes", "10000000", "--cpu-threads", "1", "--served-model-name", "m")
 LIMIT = 10 * 2**20
 

@@ -12,6 +12,8 @@ from treadle_cli.doctor.machine import Machine, advice, inspect_machine
 from treadle_cli.doctor.report import examine
 from treadle_cli.doctor.survey import ATTENTION, DeviceReport
 
+pytestmark = pytest.mark.early
+
 POLICY = """
 from treadle.api import impl
 

@@ -20,6 +20,8 @@ from treadle.errors import ConfigError
 from treadle.plugins import installed_kinds
 from treadle_cli.templates import render
 
+pytestmark = pytest.mark.early
+
 spec = importlib.util.spec_from_file_location("projects", Path(__file__).with_name("projects.py"))
 projects: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
 spec.loader.exec_module(projects)  # type: ignore[union-attr]

@@ -24,6 +24,8 @@ from treadle.testing.logits import LogitsProcessorSuite
 from treadle.testing.plugin import PluginSuite
 from treadle.testing.sources import LoadFormatSuite, ModelSourceSuite
 
+pytestmark = pytest.mark.early
+
 
 class Folder(ModelSourceSuite):
     def ref(self, folder: Path) -> ModelRef:

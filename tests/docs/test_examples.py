@@ -30,6 +30,8 @@ from pages import Block, blocks
 
 from treadle.plugins.local import local_entries
 
+pytestmark = pytest.mark.early
+
 RUN = ("treadle", "curl", "echo")
 # Commands about the repository itself; tests/docs/test_pages.py compares them with .ci/run.
 NOT_RUN = (

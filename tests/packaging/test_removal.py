@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from repository import Member, kits, members, plugins
 
+pytestmark = pytest.mark.early
+
 SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,

@@ -13,6 +13,8 @@ from install import PACKAGES, folder_of
 from process import Process
 from servers import KEY, ends_well
 
+pytestmark = pytest.mark.early
+
 SCRIPTS = Path(__file__).with_name("python")
 CHECKS = {"chat", "stream", "tools", "structured", "errors", "cancel"}
 NAMES = sorted(set(PACKAGES["python"]) - {"schemathesis"})

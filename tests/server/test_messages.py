@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 from scripted import ScriptedEngine
 from serving import Server, serving
+
+if TYPE_CHECKING:  # its import takes seconds, in every process that collects tests
+    import anthropic
 
 PARSERS = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
 SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -24,6 +26,8 @@ THINK: Any = {"type": "enabled", "budget_tokens": 1024}
 async def answering(
     text: Any = ("Hel", "lo"), **options: Any
 ) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, Server, ScriptedEngine]]:
+    import anthropic
+
     engine = ScriptedEngine(list(text), **options.pop("engine", {}))
     key = (options.get("api_key") or ["none"])[0]
     async with (
@@ -188,6 +192,8 @@ async def test_why_an_answer_ended_is_told() -> None:
 
 
 async def test_a_prompt_that_is_too_long_is_refused_in_known_words() -> None:
+    import anthropic
+
     async with answering() as (client, _, _engine):
         for text in ("x" * 1200, "x" * 2_000_000):
             with pytest.raises(anthropic.BadRequestError) as error:
@@ -197,6 +203,8 @@ async def test_a_prompt_that_is_too_long_is_refused_in_known_words() -> None:
 
 
 async def test_errors_have_the_envelope() -> None:
+    import anthropic
+
     async with answering(api_key=["k"]) as (client, server, engine):
         with pytest.raises(anthropic.NotFoundError, match="other"):
             await create(client, model="other")

@@ -16,6 +16,8 @@ import openai
 import pytest
 from process import Process, served
 
+pytestmark = pytest.mark.early
+
 HELLO: Any = [{"role": "user", "content": "hello"}]
 HOT: dict[str, Any] = {"model": "tiny", "temperature": 2.0, "max_tokens": 150}
 PERSON: dict[str, Any] = {

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.early
+
 ROPE = {
     "llama3": {
         "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,

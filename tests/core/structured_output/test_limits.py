@@ -17,6 +17,8 @@ from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.errors import RequestError
 from treadle.structured_output import compile_queue
 
+pytestmark = pytest.mark.early
+
 LONG = StructuredOutputsParams(json={"type": "string", "maxLength": 100000}, backend="outlines")
 REPEATS = "(a{1,1000}){1,1000}"
 FREE: dict[str, Any] = {"ignore_eos": True, "max_tokens": 200}

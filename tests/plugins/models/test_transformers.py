@@ -24,6 +24,8 @@ from treadle.testing.packing import AwqFormat, Format, GptqFormat, pack_checkpoi
 from treadle.testing.plugin import PluginSuite
 from treadle.testing.ranks import run_on_ranks
 
+pytestmark = pytest.mark.early
+
 IDS = torch.randint(0, 250, (45,), generator=torch.Generator().manual_seed(9))
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3}
 LATENT = {

@@ -21,6 +21,8 @@ from treadle.api.attention import AttentionOffer, AttentionRequest, MaskKind, Re
 from treadle.api.cache import DeviceInfo
 from treadle.testing.attention import AttentionSuite
 
+pytestmark = pytest.mark.early
+
 HOPPER = DeviceInfo("cuda", (9, 0))
 QWEN = AttentionRequest(HOPPER, "bfloat16", "bfloat16", 128, 16, 8, 128**-0.5)
 HERE = Path(__file__).parent

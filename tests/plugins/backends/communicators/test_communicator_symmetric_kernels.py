@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+pytestmark = pytest.mark.early
+
 SHARING = """
     import multiprocessing
     import torch

@@ -19,6 +19,8 @@ from treadle.errors import ConfigError, EngineDeadError, EngineError, TreadleErr
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 
+pytestmark = pytest.mark.early
+
 ray = pytest.importorskip("ray")
 
 PROMPTS = [[5, 9, 200, 17], list(range(30, 70)), [1]]

@@ -26,6 +26,8 @@ from treadle_kernels_triton.int4.tiles import (
     split_k,
 )
 
+pytestmark = pytest.mark.early
+
 SHAPE = {"in_features": 256, "out_features": 64, "group": 128}
 MADE = """
     import torch
