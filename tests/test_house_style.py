@@ -416,9 +416,10 @@ def test_treadle_says_the_version_of_its_distribution() -> None:
 
 
 @cache
-def sources_of_tests() -> str:
+def words_of_tests() -> frozenset[str]:
     mine = Path(__file__)
-    return "\n".join(p.read_text() for p in sorted((ROOT / "tests").rglob("*.py")) if p != mine)
+    paths = (path for path in (ROOT / "tests").rglob("*.py") if path != mine)
+    return frozenset(word for path in paths for word in re.findall(r"\w+", path.read_text()))
 
 
 def test_the_hooks_read_from_the_source_are_those_of_pluggy() -> None:
@@ -435,5 +436,4 @@ def test_the_hooks_read_from_the_source_are_those_of_pluggy() -> None:
 
 @pytest.mark.parametrize("hook", hooks(), ids=lambda h: h.name)
 def test_every_hook_has_a_test(hook: Hook) -> None:
-    tested = re.search(rf"\b{hook.name}\b", sources_of_tests()) is not None
-    assert tested, f"no test under tests/ names {hook.name}"
+    assert hook.name in words_of_tests(), f"no test under tests/ names {hook.name}"

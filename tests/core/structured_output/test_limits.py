@@ -26,8 +26,14 @@ FREE: dict[str, Any] = {"ignore_eos": True, "max_tokens": 200}
 
 @pytest.mark.parametrize(
     "guided",
-    [LONG, StructuredOutputsParams(regex=REPEATS, backend="lm-format-enforcer")],
-    ids=["outlines", "lm-format-enforcer"],
+    [
+        pytest.param(LONG, id="outlines"),
+        pytest.param(
+            StructuredOutputsParams(regex=REPEATS, backend="lm-format-enforcer"),
+            id="lm-format-enforcer",
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def test_a_bomb_is_refused_while_others_generate(
     engine: Callable[..., Any], guided: StructuredOutputsParams
