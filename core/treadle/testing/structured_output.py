@@ -73,26 +73,27 @@ class RandomWalk:
         self.fault = ""
         rng = random.Random(seed)
         stop_probability = rng.random()
+        closing_ids = {t for t in range(VOCAB) if tokenizer.token_bytes(t)[:1] in CLOSING}
+
+        def fail(fault: str) -> None:
+            self.fault = f"{fault} after {tokenizer.decode(self.tokens)!r}"
+
         while len(self.tokens) < STEPS:
             allowed = allowed_ids(matcher)
             is_accepting, finished = matcher.is_accepting, matcher.is_terminated
-            context = f"after {tokenizer.decode(self.tokens)!r}"
             if finished != (is_accepting and not allowed):
-                self.fault = f"finished is {finished} {context}"
-            elif not is_accepting and not allowed:
-                self.fault = f"a dead end {context}"
-            if self.fault:
-                return
+                return fail(f"finished is {finished}")
+            if not is_accepting and not allowed:
+                return fail("a dead end")
             if finished or (is_accepting and rng.random() < stop_probability):
                 self.is_finished = True
                 return
-            closing = [token for token in allowed if tokenizer.token_bytes(token)[:1] in CLOSING]
+            closing = [token for token in allowed if token in closing_ids]
             token = rng.choice(
                 closing if closing and rng.random() < stop_probability / 2 else allowed
             )
             if not matcher.accept_token(token):
-                self.fault = f"{token} is in the mask and not accepted {context}"
-                return
+                return fail(f"{token} is in the mask and not accepted")
             self.tokens.append(token)
             self.masks.append(allowed)
 
