@@ -16,6 +16,7 @@ ROLES = {
     "treadle.structured_output.checker": "grammars",
     "treadle_jinja.isolation": "templates",
     "treadle_server.isolation.child": "isolated",
+    "treadle_server.isolation.route_child": "isolated",
 }
 """By the module that a child begins with; others are ``other``, whatever a plugin starts."""
 

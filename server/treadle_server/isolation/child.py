@@ -20,6 +20,7 @@ from treadle.processes.failure import Failure, printable
 from treadle.processes.framing import receive_frame, send_frame
 from treadle.processes.isolated import ignore_interrupts, limit_memory
 from treadle.processes.lifeline import end_with_parent
+from treadle_server.hookspecs import SERVER
 from treadle_server.isolation.grammars import OBJECTS
 from treadle_server.isolation.wire import (
     POLL,
@@ -32,7 +33,14 @@ from treadle_server.isolation.wire import (
     pack,
 )
 
-__all__ = ("TOKENIZER_DATA", "TOKENIZER_METHODS", "TOKEN_PAGE", "main")
+__all__ = (
+    "TOKENIZER_DATA",
+    "TOKENIZER_METHODS",
+    "TOKEN_PAGE",
+    "RemoteTokenizer",
+    "main",
+    "no_texts",
+)
 
 TOKENIZER_METHODS = tuple(
     m.name for m in members(types.Tokenizer) if not m.is_property and m.name != "create_detokenizer"
@@ -118,13 +126,16 @@ class RemoteTokenizer:
         return self._data[name]
 
     def _ask(self, name: str, arguments: Any, named: Any, *, read: bool = False) -> Any:
-        call = Call(0, name, pack(list(arguments)), pack(dict(named)), read)
-        with self._lock:
-            send_frame(self._sock, encode(Reply(callback=call)))
-            reply: Reply = decode(receive_frame(self._sock), Reply, kept=_no_texts)
+        reply = self._exchange(Call(0, name, pack(list(arguments)), pack(dict(named)), read))
         if reply.failure is not None:
             raise reply.failure.error()
         return reply.value
+
+    def _exchange(self, call: Call) -> Reply:
+        with self._lock:
+            send_frame(self._sock, encode(Reply(callback=call)))
+            reply: Reply = decode(receive_frame(self._sock), Reply, kept=no_texts)
+        return reply
 
 
 class Task:
@@ -159,7 +170,7 @@ class IsolatedObjects:
         self._objects: dict[int, Any] = {}
         self._numbers = itertools.count(1)
         self._hello = hello
-        self._kinds = {kind.name: kind for kind in CORE_KINDS}
+        self._kinds = {kind.name: kind for kind in (*CORE_KINDS, SERVER)}
         self._plugins = PluginManager(source=lambda: (), kinds=self._kinds)
         self._entry = self._declare(hello.kind, hello.key)
         with suppress(TreadleError):  # the first call reports it
@@ -253,5 +264,6 @@ class IsolatedObjects:
         return self._objects[number]
 
 
-def _no_texts(number: int, text: str) -> str:
+def no_texts(number: int, text: str) -> str:
+    """Return ``text``: nothing that a tokenizer says is kept by the other process."""
     return text

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treadle.api import impl
 from treadle.api import types as t
@@ -17,9 +17,16 @@ from treadle.api.kinds import REASONING_PARSERS, RENDERERS, STRUCTURED_OUTPUT, T
 from treadle.api.plugin_kind import PluginKind
 from treadle.errors import PluginLoadError
 from treadle.plugins import Entry, PluginManager
+from treadle_server.hookspecs import SERVER
 from treadle_server.isolation.process import GRAMMAR_MEMORY, MEMORY, PluginProcess
 from treadle_server.isolation.proxies import OPEN_SECONDS, Origin
+from treadle_server.isolation.route_plugin import ServerProxy
 from treadle_server.isolation.wire import Call, Hello
+
+if TYPE_CHECKING:
+    from litestar.config.app import AppConfig
+
+    from treadle_server.isolation.routes import IsolatedRoutes
 
 __all__ = ("SECONDS", "IsolatedPlugin", "refused")
 
@@ -44,15 +51,35 @@ class IsolatedPlugin:
     """
 
     def __init__(self, entry: Entry) -> None:
-        if entry.kind not in SECONDS:
+        if entry.kind not in (*SECONDS, SERVER.name):
             raise PluginLoadError(
-                f"--isolate names {entry.id}; plugins that can be isolated are {', '.join(SECONDS)}"
+                f"--isolate names {entry.id}; plugins that can be isolated are {', '.join(SECONDS)}, "
+                f"{SERVER.name}"
             )
         self._entry = entry
         self._lock = threading.Lock()
         self.processes: dict[bool, PluginProcess] = {}
-        self.process = self._process_of(entry.kind, entry.key)
-        self.process.call(Call(0, ""), START_SECONDS)
+        self._routes: ServerProxy | None = None
+        if entry.kind == SERVER.name:
+            self._routes = ServerProxy(entry)
+        else:
+            self.process = self._process_of(entry.kind, entry.key)
+            self.process.call(Call(0, ""), START_SECONDS)
+
+    @property
+    def parts(self) -> Sequence[PluginProcess | IsolatedRoutes]:
+        """What may have been lost too often."""
+        routes = () if self._routes is None else self._routes.parts
+        return (*self.processes.values(), *routes)
+
+    @impl
+    def treadle_server(self, app: AppConfig, options: Any) -> None:
+        if self._routes is None:  # its parser was loaded before
+            entries: list[Entry] = app.state.context.engine.plugins.entries
+            name = self._entry.plugin
+            own = [e for e in entries if e.plugin == name and e.kind == SERVER.name]
+            self._routes = ServerProxy(own[0])
+        self._routes.add_to(app, options)
 
     @impl
     def treadle_match(self, kind: str, key: str, model: t.ModelTraits, options: Any) -> Any:
@@ -112,11 +139,10 @@ class IsolatedPlugin:
 def refused(plugins: PluginManager) -> dict[str, str]:
     """Return the isolated plugins that are not called at the moment, with the reason."""
     loaded = plugins.loader.plugins
-    found = {e.id: loaded.get(e.plugin) for e in plugins.entries}
     return {
-        id: refusal
-        for id, plugin in found.items()
-        if isinstance(plugin, IsolatedPlugin)
-        for process in tuple(plugin.processes.values())
+        entry.id: refusal
+        for entry in plugins.entries
+        if isinstance(plugin := loaded.get(entry.plugin), IsolatedPlugin)
+        for process in plugin.parts
         if (refusal := process.refusal)
     }

@@ -17,7 +17,14 @@ from treadle.processes.isolated import IsolatedProcess
 from treadle.processes.watchdog import MAX_STUCK_THREADS, RETRY_SECONDS
 from treadle_server.isolation.wire import POLL, Call, Hello, Kept, Reply, decode, encode, pack
 
-__all__ = ("GRAMMAR_MEMORY", "MEMORY", "ObjectLost", "PluginProcess", "ProcessLost")
+__all__ = (
+    "GRAMMAR_MEMORY",
+    "MEMORY",
+    "ObjectLost",
+    "PluginProcess",
+    "ProcessLost",
+    "ask_tokenizer",
+)
 
 log = logging.getLogger("treadle.plugins")
 
@@ -155,7 +162,7 @@ class PluginProcess:
             if reply.callback is None:
                 return reply
             try:
-                message = Reply(pack(_ask_tokenizer(tokenizer, reply.callback)))
+                message = Reply(pack(ask_tokenizer(tokenizer, reply.callback)))
             except Exception as error:  # the plugin asked for it, and hears of it
                 message = Reply(failure=Failure.of(error))
 
@@ -190,7 +197,7 @@ class PluginProcess:
         return f"{lost}; it is called again in {seconds:.0f} s"
 
 
-def _ask_tokenizer(tokenizer: Any, call: Call) -> Any:
+def ask_tokenizer(tokenizer: Any, call: Call) -> Any:
     """Return what a tokenizer says. Only its protocol, and data beside it, may be asked for."""
     from treadle_server.isolation.child import TOKEN_PAGE, TOKENIZER_DATA, TOKENIZER_METHODS
 
