@@ -3,6 +3,9 @@
 One JSON line for each parser: microseconds of a call, here and in a process of its own, by turns, and
 the seconds and the memory that the process takes.
 
+One for the routes of a server plugin: microseconds of a request for a page, in turn and many at once, from
+the server's gateway on, without sockets.
+
 One more for each grammar backend and number of rows: microseconds of a step, in which each row gets a mask and
 accepts a token. ``by_row`` is the same with a call for each row instead of one for all of them.
 
@@ -12,9 +15,11 @@ accepts a token. ``by_row`` is the same with a call for each row instead of one 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -29,7 +34,12 @@ from treadle.plugins import PluginManager
 from treadle.structured_output import StructuredOutputState
 from treadle.structured_output.batch import accept_tokens, fill_bitmasks
 from treadle.testing.checkpoints import make_tokenizer
+from treadle_server.app import create_app
 from treadle_server.child_processes import resident_bytes
+from treadle_server.config import server_from_options
+from treadle_server.context import ServerContext
+from treadle_server.testing.client import ask
+from treadle_server.testing.engine import FakeEngine
 
 ROUNDS = 7
 TEXT = " plain words"
@@ -63,6 +73,7 @@ def main() -> None:
     options.folder.mkdir(exist_ok=True)
     make_tokenizer(options.folder)
     parsers(options)
+    asyncio.run(routes(options))
     for key in options.backends:
         grammars(key, options)
 
@@ -83,6 +94,56 @@ def parsers(options: argparse.Namespace) -> None:
         memory = resident_bytes().get("isolated", 0) >> 20
         result = {"plugin": f"{kind.name}:{key}", **figures, "start_seconds": round(seconds, 2)}
         print(json.dumps({**result, "resident_mib": memory}))
+
+
+@asynccontextmanager
+async def page_server(*isolate: str) -> AsyncIterator[Any]:
+    """Yield the gateway of a server with the web page, in this process or not."""
+    context = ServerContext(
+        FakeEngine(PluginManager(PluginConfig(isolate=list(isolate))), "model"),
+        server_from_options({"api_key": [], "admin_api_key": []}),
+    )
+    gateway = create_app(context)
+    await context.app_instance.start()
+    try:
+        yield gateway
+    finally:
+        await context.app_instance.stop()
+        context.close()
+
+
+async def routes(options: argparse.Namespace) -> None:
+    async with page_server() as here:
+        start = perf_counter()
+        async with page_server("server:web_ui") as isolated:
+            seconds = perf_counter() - start
+            memory = resident_bytes().get("isolated", 0) >> 20
+            for at_once in (1, 32):
+                figures = await requests({"here": here, "isolated": isolated}, at_once, options)
+                result = {"plugin": "server:web_ui", "requests_at_once": at_once, **figures}
+                rest = {"start_seconds": round(seconds, 2), "resident_mib": memory}
+                print(json.dumps({**result, **rest}))
+
+
+async def requests(
+    gateways: dict[str, Any], at_once: int, options: argparse.Namespace
+) -> dict[str, float]:
+    """Return microseconds of a request, by turns."""
+
+    async def client(gateway: Any, count: int) -> None:
+        for _ in range(count):
+            answer = await ask(gateway, "GET", "/ui")
+            if answer.status != 200:
+                raise RuntimeError(f"status {answer.status}")
+
+    times: dict[str, list[float]] = {name: [] for name in gateways}
+    count = max(1, options.calls // 10 // at_once)
+    for _ in range(ROUNDS):
+        for name, gateway in gateways.items():
+            start = perf_counter()
+            await asyncio.gather(*(client(gateway, count) for _ in range(at_once)))
+            times[name].append((perf_counter() - start) / count / at_once * 1e6)
+    return {name: round(statistics.median(values)) for name, values in times.items()}
 
 
 class Steps:

@@ -46,7 +46,7 @@ HANGS = {
     "parser": "the answer goes on as text after ten budgets; with four stuck calls there is one trial a minute",
     "compile": "the compilation is killed, and its request fails; a matcher is part of the step, and if it is [isolated](../do/isolate.md), the requests with its grammars fail",
     "hook": "a server's process ends after two minutes",
-    "route": "its requests, and others if it holds up the event loop; a signal ends the server",
+    "route": "its requests, and others if it holds up the event loop; a signal ends the server; if it is [isolated](../do/isolate.md#routes), its own requests",
     "command": "the command, until Control-C",
 }
 CRASHES = {
@@ -56,7 +56,7 @@ CRASHES = {
     "parser": "the server; if it is [isolated](../do/isolate.md), the answer goes on as text",
     "compile": "the compilation, and its request; a matcher is part of the step, and if it is [isolated](../do/isolate.md), it costs the requests with its grammars",
     "hook": "the process; the start fails and names the hook",
-    "route": "the server",
+    "route": "the server; if it is [isolated](../do/isolate.md#routes), its own requests",
     "command": "the command",
 }
 PLACES = {

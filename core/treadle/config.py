@@ -215,7 +215,7 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     isolate: Annotated[
         list[str],
         Meta(
-            description="Run a parser, renderer or grammar backend in its own process. Repeatable."
+            description="Run a parser, renderer, grammar backend or server plugin in its own process. Repeatable."
         ),
     ] = msgspec.field(default_factory=list)
     plugin_file: Annotated[

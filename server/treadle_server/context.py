@@ -24,6 +24,7 @@ from treadle_server.config import ServerConfig
 from treadle_server.engine import Engine
 from treadle_server.errors import APIError
 from treadle_server.fingerprint import fingerprint
+from treadle_server.isolation.plugin import refused
 from treadle_server.keys import key_digest
 from treadle_server.metric_names import MetricName, gen_ai_names, vllm_names
 from treadle_server.metrics import TREADLE_NAMES, Metrics
@@ -149,7 +150,8 @@ class ServerContext:
         rows = {"server": self.engine.plugins.call_stats.rows()}
         if self.stats is not None:
             rows["engine"] = list(self.stats.plugin_calls)
-        return self._call_outcomes.broken(rows, self.engine.parser_watchdog)
+        names = self._call_outcomes.broken(rows, self.engine.parser_watchdog)
+        return sorted({*names, *refused(self.engine.plugins)})
 
     def check_outcomes(self) -> None:
         """Raise ``APIError`` if all of the last requests have failed."""

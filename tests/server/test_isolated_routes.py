@@ -18,6 +18,9 @@ from treadle.config import PluginConfig
 from treadle.errors import ConfigError, PluginLoadError
 from treadle.plugins import PluginManager
 from treadle_server.isolation import route_connection, route_process
+from treadle_server.isolation.route_app import build
+from treadle_server.isolation.route_engine import Engine, Refusing
+from treadle_server.isolation.route_wire import Start
 from treadle_server.isolation.routes import MAX_FAILURES, RETRY_SECONDS
 
 HEADER = """
@@ -357,8 +360,30 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("words", EDITS)
-async def test_what_cannot_be_isolated_is_refused_at_the_start(
+IN_A_PROCESS = (
+    "ValueError: later",
+    "exited with status 4",
+    "killed by SIGSEGV",
+    "SystemExit: 3",
+    "2 s to be started",
+)
+
+
+@pytest.mark.parametrize("words", [w for w in EDITS if not w.endswith(IN_A_PROCESS)])
+def test_what_cannot_be_isolated_is_refused(tmp_path: Path, words: str) -> None:
+    source = f"{HEADER}\n@impl\ndef treadle_server(app, engine):\n    {EDITS[words]}\n"
+    plugins = PluginManager(PluginConfig(plugin_file=[str(write(tmp_path, source))]))
+    hook: Any = plugins.hooks_for("server", "mine")
+    start = Start({}, ["a-model"], ScriptedEngine().info, 1)
+    engine: Any = Engine(Refusing("the link"), start)
+    arguments: dict[str, Any] = {"engine": engine, "options": {}}
+    with pytest.raises(PluginLoadError, match="server:mine") as error:
+        build(engine, start, "server:mine", lambda app: hook.treadle_server(app=app, **arguments))
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("words", [w for w in EDITS if w.endswith(IN_A_PROCESS)])
+async def test_a_hook_that_fails_ends_the_start(
     tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = f"{HEADER}\n@impl\ndef treadle_server(app, engine):\n    {EDITS[words]}\n"
@@ -416,7 +441,7 @@ async def test_a_process_that_lies(
     link += "link = [o for o in gc.get_objects() if isinstance(o, ServerLink)][0]; "
     lies = {
         "message": "link._sock.sendall(b'\\x03\\0\\0\\0abc')",
-        "number": "from treadle_server.isolation.route_wire import Loaded; link.send(Loaded())",
+        "number": "from treadle_server.isolation.route_wire import PluginLoaded; link.send(PluginLoaded())",
         "flood": "from treadle_server.isolation.route_wire import Piece; "
         "[link.send(Piece(n, b'x' * 2**20)) for n in range(9)]",
     }

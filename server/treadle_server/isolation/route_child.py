@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
+import uvloop
 from litestar import Litestar
 from litestar.concurrency import set_asyncio_executor
 
@@ -37,12 +38,12 @@ from treadle_server.isolation.route_wire import (
     Ack,
     BeginRequest,
     Cancel,
-    Ended,
+    EndOfAnswer,
     Head,
-    Loaded,
     Output,
     Piece,
     Ping,
+    PluginLoaded,
     Pong,
     Raised,
     Refusal,
@@ -79,10 +80,10 @@ def main(fd: int) -> None:
         )
         try:
             plugins = load(entry)
-            link.send(Loaded())
+            link.send(PluginLoaded())
             start = msgspec.msgpack.decode(receive_frame(sock), type=Start)
             set_asyncio_executor(ThreadPoolExecutor(MAX_THREADS))
-            asyncio.run(serve(link, plugins, entry, start))
+            uvloop.run(serve(link, plugins, entry, start))
         except ConnectionError:
             raise
         except BaseException as error:  # also what ends a process: the server says it in its words
@@ -237,7 +238,7 @@ class Requests:
                 detail = known.detail
                 words = (detail.message, detail.type, detail.param, detail.code)
                 self._link.send(Refusal(running.number, known.status, *words, known.headers))
-        self._link.send(Ended(running.number, running.is_complete))
+        self._link.send(EndOfAnswer(running.number, running.is_complete))
 
 
 class Running:

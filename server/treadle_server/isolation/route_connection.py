@@ -28,7 +28,7 @@ from treadle_server.isolation.route_wire import (
     Ask,
     BeginRequest,
     Cancel,
-    Ended,
+    EndOfAnswer,
     Generate,
     Head,
     Output,
@@ -63,11 +63,11 @@ class Late(Exception):
 
 
 class Stream:
-    """The events of one answer, which end with ``Ended`` or an exception."""
+    """The events of one answer, which end with ``EndOfAnswer`` or an exception."""
 
     def __init__(self, number: int, deadline: float) -> None:
         self.number = number
-        self.events: asyncio.Queue[Head | Piece | Refusal | Raised | Ended | Lost | Late] = (
+        self.events: asyncio.Queue[Head | Piece | Refusal | Raised | EndOfAnswer | Lost | Late] = (
             asyncio.Queue()
         )
         self.deadline: float | None = deadline
@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
             case Abort(number):
                 if (found := self._generations.get(number)) is not None:
                     found[0].cancel()
-            case Head() | Piece() | Refusal() | Raised() | Ended():
+            case Head() | Piece() | Refusal() | Raised() | EndOfAnswer():
                 if (stream := self._streams.get(message.request)) is not None:
                     self._pass_on(stream, message)
             case _:
@@ -209,7 +209,7 @@ class Connection(asyncio.Protocol):
             stream.num_unread += len(message.data)
             if stream.num_unread > MAX_UNREAD and not stream.is_left:
                 raise ValueError(f"{stream.num_unread} bytes of an answer that nobody has read yet")
-        elif isinstance(message, Ended):
+        elif isinstance(message, EndOfAnswer):
             del self._streams[stream.number]
             self._end_generations(stream)
         stream.events.put_nowait(message)

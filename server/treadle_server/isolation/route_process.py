@@ -23,8 +23,8 @@ from treadle_server.isolation.route_wire import (
     AnyToChild,
     Ask,
     Generate,
-    Loaded,
     Output,
+    PluginLoaded,
     Route,
     Routes,
     Start,
@@ -61,7 +61,7 @@ class RouteProcess:
         self._child, self.sock = spawn(ENTRY)
         self._finalizer = weakref.finalize(self, _kill, self._child, self.sock)
         deadline = time.monotonic() + START_SECONDS
-        self._start_with(hello, deadline, "imported", Loaded)
+        self._start_with(hello, deadline, "imported", PluginLoaded)
 
     @property
     def pid(self) -> int:

@@ -25,13 +25,13 @@ __all__ = (
     "Ask",
     "BeginRequest",
     "Cancel",
-    "Ended",
+    "EndOfAnswer",
     "Generate",
     "Head",
-    "Loaded",
     "Output",
     "Piece",
     "Ping",
+    "PluginLoaded",
     "Pong",
     "Raised",
     "Refusal",
@@ -105,7 +105,7 @@ class BeginRequest(msgspec.Struct, array_like=True, tag="begin"):
 
 
 class Cancel(msgspec.Struct, array_like=True, tag="cancel"):
-    """Nobody waits for an answer any more. ``Ended`` follows nevertheless."""
+    """Nobody waits for an answer any more. ``EndOfAnswer`` follows nevertheless."""
 
     request: int
 
@@ -143,7 +143,7 @@ AnyToChild = Start | BeginRequest | Cancel | Ack | Ping | Told | Output
 # ----------------------------------------------------------------------- from the process
 
 
-class Loaded(msgspec.Struct, array_like=True, tag="loaded"):
+class PluginLoaded(msgspec.Struct, array_like=True, tag="loaded"):
     """The plugin is imported."""
 
 
@@ -193,7 +193,7 @@ class Raised(msgspec.Struct, array_like=True, tag="raised"):
     text: str
 
 
-class Ended(msgspec.Struct, array_like=True, tag="ended"):
+class EndOfAnswer(msgspec.Struct, array_like=True, tag="ended"):
     """Nothing more comes for a request; ``is_complete`` if its body has had its end."""
 
     request: int
@@ -229,14 +229,14 @@ class Abort(msgspec.Struct, array_like=True, tag="abort"):
 
 
 AnyFromChild = (
-    Loaded
+    PluginLoaded
     | StartFailed
     | Routes
     | Head
     | Piece
     | Refusal
     | Raised
-    | Ended
+    | EndOfAnswer
     | Pong
     | Ask
     | Generate

@@ -26,7 +26,7 @@ from treadle_server.errors import APIError, plugin_failed
 from treadle_server.isolation.route_connection import Connection, Late, Lost, Stream
 from treadle_server.isolation.route_process import RouteProcess
 from treadle_server.isolation.route_wire import (
-    Ended,
+    EndOfAnswer,
     Head,
     Headers,
     Piece,
@@ -231,7 +231,7 @@ class IsolatedRoutes:
                     )
                 case Raised(text=text):
                     raise self._failed(text)
-                case Ended(is_complete=is_complete):
+                case EndOfAnswer(is_complete=is_complete):
                     if not (has_head and is_complete):
                         raise self._failed("an answer without an end")
                     self._worked()
