@@ -22,9 +22,9 @@ from repository import ROOT, Member, hooks
 
 from treadle.api import types
 from treadle.api.contracts import is_protocol
-from treadle.plugins import installed_kinds
+from treadle.plugins import PluginKind, installed_kinds
 
-__all__ = ("BLOCKS", "Change", "changes", "contract", "recorded")
+__all__ = ("BLOCKS", "Change", "changes", "contract", "kind_contract", "recorded")
 
 FOLDER = ROOT / "docs/data/contracts"
 REQUIRED, OPTIONAL = "is required", "has a default"
@@ -35,19 +35,22 @@ Contract = Mapping[str, Mapping[str, Any]]
 def contract() -> Contract:
     """Return the contract of this tree: ``hooks``, ``types`` and ``kinds`` by name."""
     found = {name: _members(type_) for name in _names() if (type_ := getattr(types, name, None))}
-    kinds = {
-        name: {
-            "generation": kind.generation,
-            "mode": kind.mode,
-            "key_argument": kind.key_argument,
-            "hook": kind.hook,
-            "types": sorted(_reachable([kind.hook, "treadle_match" if kind.matches else ""])),
-            "built": sorted(_built(kind)),
-        }
-        for name, kind in installed_kinds().items()
-    }
+    kinds = {name: kind_contract(kind) for name, kind in installed_kinds().items()}
     signatures = {h.name: _arguments(h.signature) for h in hooks()}
     return {"hooks": signatures, "types": found, "kinds": kinds}
+
+
+def kind_contract(kind: PluginKind[Any]) -> Mapping[str, Any]:
+    """Return what the contract says of one kind."""
+    return {
+        "generation": kind.generation,
+        **({"adapter_until": f"{kind.owner} {kind.adapter_until}"} if kind.adapter else {}),
+        "mode": kind.mode,
+        "key_argument": kind.key_argument,
+        "hook": kind.hook,
+        "types": sorted(_reachable([kind.hook, "treadle_match" if kind.matches else ""])),
+        "built": sorted(_built(kind)),
+    }
 
 
 def recorded() -> dict[str, Contract]:
@@ -82,6 +85,10 @@ def _kind_changes(old: Contract, new: Contract) -> Iterator[Change]:
                 text = (
                     f"`{name}` is generation {after['generation']}, before {before['generation']}."
                 )
+                if until := after.get("adapter_until"):
+                    text += (
+                        f" Plugins of generation {before['generation']} are called until {until}."
+                    )
                 yield Change((name,), text, False)
             for field in ("mode", "hook", "key_argument"):
                 if before[field] != after[field]:

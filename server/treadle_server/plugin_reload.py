@@ -25,7 +25,6 @@ from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, normal
 from treadle.plugins.loader import PluginLoader
 from treadle.testing.examination.checks import check
-from treadle.testing.examination.integrity import check_code
 from treadle_server.plugin_faults import module_of
 
 __all__ = ("RELOADABLE", "ReloadResult", "fresh_import", "reloaded_plugins", "with_replaced")
@@ -97,7 +96,6 @@ def with_replaced(plugins: R, old: Collection[Entry], new: Collection[Entry]) ->
     new_plugins.resolved_entries = {}
     plugins.switches.apply(new)
     new_plugins.check_lock()
-    check_code(new_plugins)
     new_plugins.loader = PluginLoader(plugins.kinds.values(), plugins.loader.foreign_plugins)
     new_plugins.loader.isolated = plugins.loader.isolated
     names = {entry.plugin for entry in old}

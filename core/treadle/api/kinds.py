@@ -36,8 +36,6 @@ __all__ = (
 # Called too often in a step to count each call.
 HOT = MethodRules(in_step=True, counted=False)
 
-# ------------------------------------------------------------- finding and reading models
-
 MODEL_SOURCES = PluginKind(
     name="model_sources",
     key="URI scheme",
@@ -127,8 +125,6 @@ QUANTIZATION = PluginKind(
     suite="treadle.testing.quantization:QuantizationSuite",
     suite_needs_subclass=True,
 )
-
-# --------------------------------------------------------------------------- running them
 
 ATTENTION_BACKENDS = PluginKind(
     name="attention_backends",
@@ -223,8 +219,6 @@ STAT_LOGGERS = PluginKind(
     option="--stat-loggers",
     suite="treadle.testing.stats:StatLoggerSuite",
 )
-
-# ---------------------------------------------------------------------- shaping the output
 
 STRUCTURED_OUTPUT = PluginKind(
     name="structured_output",

@@ -79,9 +79,6 @@ class ModelSpec:
     """Glob patterns of checkpoint tensors that the architecture does not use."""
 
 
-# ----------------------------------------------------------------------- quantization
-
-
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
     """A linear layer of one rank, after tensor-parallel sharding.

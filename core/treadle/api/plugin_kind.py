@@ -117,6 +117,10 @@ class PluginKind(Generic[T]):
     suite_needs_subclass: bool = False
     """The suite must be told what to try, so that ``treadle plugin test`` cannot run it."""
     generation: int = 1
+    adapter: Callable[[Any], object] | None = None
+    """Returns, for a plugin of the generation before, an object with the hook of this one."""
+    adapter_until: str = ""
+    """The version of ``owner`` that will not have the adapter any more."""
     owner: str = "treadle-core"
     """The distribution that declares the kind and calls its hook."""
 
@@ -124,6 +128,24 @@ class PluginKind(Generic[T]):
     def group(self) -> str:
         """The entry-point group."""
         return f"{PROJECT}.{self.name}"
+
+    @property
+    def spoken(self) -> tuple[int, ...]:
+        """The generations of plugins that can be called, the newest first."""
+        return (self.generation, self.generation - 1)[: 1 if self.adapter is None else 2]
+
+    def adapt(self, plugin: object, options: object) -> object:
+        """Return a plugin of the generation before, with its options, as one of this generation.
+
+        Raises ``PluginLoadError``: the adapter has failed.
+        """
+        try:
+            adapted: Any = self.adapter and self.adapter(plugin)
+            adapted.TREADLE_OPTIONS = options
+        except (Exception, SystemExit) as error:
+            name = f"the adapter of {self.owner} from {self.name} v{self.generation - 1}"
+            raise PluginLoadError(f"{name} failed: {type(error).__name__}: {error}") from error
+        return adapted
 
     @property
     def has_fallback(self) -> bool:

@@ -187,9 +187,6 @@ def is_offer(answer: object) -> bool:
     return False
 
 
-# -------------------------------------------------------------------------- by annotation
-
-
 def instance_of(*kinds: type, description: str) -> Check:
     """Return a check that accepts instances of ``kinds``."""
 

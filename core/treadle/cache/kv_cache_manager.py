@@ -41,8 +41,6 @@ class KVCacheManager:
         self.page_hasher = PageHasher(page_size)
         self.prefix_caching = prefix_caching
 
-    # ---------------------------------------------------------------------------- sizes
-
     @property
     def available(self) -> int:
         """Pages that can be allocated in every group."""
@@ -73,8 +71,6 @@ class KVCacheManager:
             if num_pages + reserve > pool.num_available:
                 return False
         return True
-
-    # -------------------------------------------------------------------- prefix sharing
 
     def find_cached_prefix(self, holder: HasPages, tokens: Sequence[int]) -> int:
         """Return how many leading full pages of ``tokens`` are in the prefix cache.
@@ -135,8 +131,6 @@ class KVCacheManager:
             table.extend(source_table[:pages])
             pool.add_reference(table)
         return True
-
-    # ----------------------------------------------------------------- growing, shrinking
 
     def allocate_pages(self, holder: HasPages, tokens: int) -> list[PageTableUpdate]:
         """Extend the tables to ``tokens`` tokens. Raises ``ValueError`` if pages are lacking."""
@@ -205,8 +199,6 @@ class KVCacheManager:
             pool.free(table)
             table.clear()
         holder.num_cached_pages = 0
-
-    # --------------------------------------------------------------------------- checking
 
     def check_integrity(self, holders: Iterable[HasPages]) -> list[str]:
         """Return the violated invariants, given all sequences that have pages."""

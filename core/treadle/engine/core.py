@@ -102,8 +102,6 @@ class EngineCore:
         except TreadleError as error:
             log.error("%s", error, exc_info=error)
 
-    # ----------------------------------------------------------------------------- requests
-
     def add_request(self, request: EngineRequest) -> None:
         """Queue a request. Raises as ``validate`` does, and ``QueueFullError`` if too many wait."""
         self.validate(request)
@@ -177,8 +175,6 @@ class EngineCore:
         scheduler = self.scheduler
         pending = self._waiting_for_grammar or scheduler.pending_outputs
         return bool(pending) or scheduler.has_work or scheduler.in_flight > 0
-
-    # -------------------------------------------------------------------------------- steps
 
     def step(self) -> list[TokenOutput]:
         """Launch the next step, get the oldest output, and return the new tokens."""

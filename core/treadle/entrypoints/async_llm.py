@@ -339,8 +339,6 @@ class AsyncLLM:
             self._ready_state.outputs.drop(request_id)
             stream.fail(error)
 
-    # --------------------------------------------------------------------------------
-
     async def _wait_until_started(self) -> _ReadyState:
         if self._ready is None:
             await self.start()

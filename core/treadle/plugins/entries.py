@@ -26,9 +26,9 @@ State = Literal["ready", "loaded", "disabled", "incompatible", "broken"]
 class Entry:
     """One declared key. The plugin manager that made it owns it and moves its ``state``.
 
-    ``reason`` explains every state but ``ready`` and ``loaded``; ``error`` is what a broken plugin
-    raised. ``file`` is the path of a local file, whose ``version`` is a hash of its content.
-    ``generation`` is that of its entry-point group, ``None`` if it was not declared by one.
+    ``reason`` explains every state but ``ready`` and ``loaded``, and says that it is ``adapted``, of the
+    generation before; ``error`` is what a broken plugin raised. ``file`` is the path of a local file,
+    whose ``version`` is a hash. ``generation`` is ``None`` without an entry-point group.
     """
 
     kind: str
@@ -39,6 +39,7 @@ class Entry:
     override: bool = False
     file: str | None = None
     generation: int | None = None
+    adapted: bool = False
     state: State = "ready"
     reason: str = ""
     error: BaseException | None = field(default=None, repr=False)
@@ -60,7 +61,7 @@ class Entry:
     @property
     def plugin(self) -> str:
         """The name of what is imported, which may serve several keys."""
-        return f"{self.dist}:{self.source}"
+        return f"{self.dist}:{self.source}{':adapted' if self.adapted else ''}"
 
     @property
     def usable(self) -> bool:
@@ -80,12 +81,15 @@ class Entry:
             if module.partition(".")[0] == top or str(path) == self.file:
                 depth = module.count(".") + 1 + (path.stem == "__init__")
                 return f"{text} ({'/'.join(path.parts[-depth:])}, line {line})"
-        return text
+        return f"{text} (through the adapter from v{self.generation})" if self.adapted else text
 
     def unloaded(self, key: str | None = None) -> Entry:
         """Return the entry as another process begins with it; ``key`` is one that it serves."""
         key = key or self.key
-        return Entry(self.kind, key, self.target, self.dist, self.version, file=self.file)
+        entry = Entry(self.kind, key, self.target, self.dist, self.version, file=self.file)
+        entry.generation, entry.adapted = self.generation, self.adapted
+        entry.reason = self.reason if self.adapted else ""
+        return entry
 
     def close(self, state: State, reason: str) -> None:
         """Take the entry out of use, unless it is already, and say why."""
@@ -125,10 +129,15 @@ def check_kind(entry: Entry, kinds: Mapping[str, PluginKind[object]]) -> None:
             f"unknown kind {entry.kind!r} (known: {kind_names}); a newer treadle, or the distribution "
             "that declares it, may know it",
         )
-    elif entry.generation not in (None, kind.generation):
-        entry.close(
-            "incompatible",
-            f"speaks {kind.name} v{entry.generation}, this treadle speaks v{kind.generation}",
-        )
+    elif entry.generation not in (None, *kind.spoken):
+        spoken = " and ".join(f"v{n}" for n in kind.spoken)
+        text = f"speaks {kind.name} v{entry.generation}, this treadle speaks {spoken}"
+        entry.close("incompatible", text)
     elif entry.key == FALLBACK and not kind.has_fallback:
         entry.close("incompatible", f"the kind {kind.name} has no fallback; name a key")
+    elif entry.generation in kind.spoken[1:]:
+        entry.adapted = True
+        until = f"{kind.owner} {kind.adapter_until}"
+        entry.reason = (
+            f"speaks {kind.name} v{entry.generation}, which {until} will not call any more"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection, Iterable
 from importlib import metadata
@@ -20,6 +21,7 @@ from treadle.regular_files import import_file
 
 __all__ = ("PluginLoader",)
 
+log = logging.getLogger("treadle.plugins")
 PROXY = "treadle_server.isolation.plugin:IsolatedPlugin"  # made from an entry
 
 
@@ -35,7 +37,8 @@ class PluginLoader:
         self, kinds: Iterable[PluginKind[Any]], foreign_plugins: Collection[str] = ()
     ) -> None:
         self.pm = pluggy.PluginManager(PROJECT)
-        for specs in dict.fromkeys(kind.specs for kind in kinds):
+        self._kinds = {kind.name: kind for kind in kinds}
+        for specs in dict.fromkeys(kind.specs for kind in self._kinds.values()):
             self.pm.add_hookspecs(specs)
         self.foreign_plugins = foreign_plugins
         self.isolated: Collection[str] = ()
@@ -49,7 +52,12 @@ class PluginLoader:
                 try:
                     if entry.plugin not in self.plugins:
                         steps.debug("importing %s from %s", entry.id, entry.owner)
-                        self.add(entry.plugin, _import(entry, entry.plugin in self.isolated))
+                        plugin = _import(entry, entry.plugin in self.isolated)
+                        if entry.adapted:
+                            text = "%s from %s %s: see docs/project/migration.md"
+                            log.warning(text, entry.id, entry.owner, entry.reason)
+                            plugin = self._kinds[entry.kind].adapt(plugin, declared_options(plugin))
+                        self.add(entry.plugin, plugin)
                     entry.state = "loaded"
                 except (Exception, SystemExit) as error:  # an import may do anything
                     is_load_error = isinstance(error, PluginLoadError)

@@ -1,11 +1,7 @@
 """Plugins without packaging: one Python file named by ``--plugin-file``.
 
-The file declares its keys in a module constant, which is read without running the file::
-
-    TREADLE = {"tool_parsers": ["mine"], "logits_processors": ["ban"]}
-
-A file without the constant is an extension. A user who names a file wants it, so its keys replace
-installed ones as those of ``treadle.overrides`` do.
+Its keys, ``TREADLE = {"tool_parsers": ["mine"]}``, are read without running it; without them it is an
+extension. They replace installed ones as those of ``treadle.overrides`` do.
 """
 
 from __future__ import annotations

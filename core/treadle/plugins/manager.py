@@ -1,10 +1,8 @@
 """The plugin manager of one engine: selects, imports and calls plugins.
 
-Making one reads metadata and imports no plugin; extensions are imported by the first call. Methods
-that load or call a plugin raise ``PluginNotFoundError`` (no plugin has the key),
-``PluginConflictError`` (several have it), ``PluginLoadError`` (the plugin failed; the cause is
-chained) and ``ConfigError`` (its options). A ``TreadleError`` raised by the plugin passes unchanged.
-None of them belongs into the step loop.
+Making one imports no plugin. Methods that load or call one raise ``PluginNotFoundError``,
+``PluginConflictError`` (several have the key), ``PluginLoadError`` (it failed; the cause is chained) and
+``ConfigError`` (its options). A ``TreadleError`` of the plugin passes. None belongs into the step loop.
 """
 
 from __future__ import annotations
@@ -87,8 +85,6 @@ class PluginManager(PluginRegistry):
         """Return the state of every plugin that was imported, by ``kind:key``."""
         return {e.id: e.state for e in self.entries if e.state in ("loaded", "broken")}
 
-    # --------------------------------------------------------------------------- calling
-
     def create(self, kind: PluginKind[T], key: str, **arguments: Any) -> T:
         """Call the hook of ``kind`` for ``key`` and return what it builds, as it is.
 
@@ -134,8 +130,6 @@ class PluginManager(PluginRegistry):
         """Return the hooks of one plugin, ``wrapped`` by the extensions or not."""
         extensions = [e for e in self.extensions() if e is not entry] if wrapped else []
         return PluginHooks(self.loader, self._guard(entry), map(self._guard, extensions))
-
-    # ---------------------------------------------------------------------------- offers
 
     def offers(
         self, kind: PluginKind[T], pin: str | None = None, **arguments: Any
@@ -198,8 +192,6 @@ class PluginManager(PluginRegistry):
                 )
         return answers
 
-    # ------------------------------------------------------------------------ extensions
-
     def extensions(self) -> list[Entry]:
         """Return the loaded extensions. The first call imports them, in strict mode everything."""
         if self._extensions is None:
@@ -211,8 +203,6 @@ class PluginManager(PluginRegistry):
     def loaded(self, kind: PluginKind[Any]) -> list[Entry]:
         """Load all plugins of a kind; return them in name order without broken ones."""
         return self._load_all(self._usable(kind.name))
-
-    # ------------------------------------------------------------------------- internals
 
     def _guard(self, entry: Entry) -> PluginGuard:
         """Return the guard of a plugin, the same for all its hooks and objects."""

@@ -1,8 +1,7 @@
 """What is installed and who serves a key. Nothing here imports a plugin.
 
-Pins come first, then overrides, then plain entries, then the fallback of the kind. Two candidates on
-one level are an error where the key is asked for and not where it is listed, so that an unrelated
-clash never stops an engine. The outcome never depends on the order of directories.
+Pins come first, then overrides, plain entries and the fallback. Two candidates on one level are an
+error where the key is asked for, so that an unrelated clash never stops an engine.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ __all__ = ("PluginRegistry", "PluginSelection", "Source")
 
 log = logging.getLogger("treadle.plugins")
 MAX_LISTED_KEYS = 24
+CHECK_CODE = "treadle.testing.examination.integrity:check_code"  # reads all code of all plugins
 Source = Callable[[], Iterable[Entry]]
 
 
@@ -91,17 +92,24 @@ class PluginRegistry:
             entries += local_entries(file)
         for entry in entries:
             check_kind(entry, self.kinds)
+        newer = {(e.id, e.dist) for e in entries if e.usable and not e.adapted}
+        for entry in entries:
+            if entry.adapted and (entry.id, entry.dist) in newer:
+                entry.close("incompatible", "the distribution has it in a newer generation, too")
         return entries
 
     def check_lock(self) -> None:
-        """Raise ``PluginConflictError`` if the entries differ from the lock file of the options."""
+        """Raise ``PluginConflictError`` if entries or code differ from the lock file of the options."""
         if self.config.plugin_lock_file is not None:
             check_lock(self.lock(), self.config.plugin_lock_file)
+            EntryPoint("", CHECK_CODE, "").load()(self)
 
     def lock(self) -> Lock:
         """Return every usable entry, sorted by name so that files can be compared."""
         plugins = {
-            LockedPlugin(e.id, normal(e.dist), e.version, self.kinds[e.kind].generation)
+            LockedPlugin(
+                e.id, normal(e.dist), e.version, e.generation or self.kinds[e.kind].generation
+            )
             for e in self.entries
             if e.usable
         }

@@ -99,8 +99,6 @@ class ModelRunner:
         self._pending: deque[InFlightOutput] = deque()
         self._deferred: SampleRows | None = None
 
-    # ------------------------------------------------------------------------------- steps
-
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Launch a step. With deferred sampling, stop after the logits."""

@@ -61,8 +61,6 @@ class Scheduler:
         self._next_id = 0
         self._reserve = int(WATERMARK * min(pool.capacity for pool in cache.pools))
 
-    # ----------------------------------------------------------------------- arrivals, ends
-
     def add(self, sequence: SequenceState) -> None:
         sequence.sort_key = self.policy.sort_key(sequence)
         self.sequences[sequence.id] = sequence
@@ -100,8 +98,6 @@ class Scheduler:
         self._freed_slots.append(sequence.slot)
         sequence.slot = -1
         sequence.last_on_device = False
-
-    # ----------------------------------------------------------------------------- planning
 
     def schedule(self) -> SchedulerOutput | None:
         """Return the next step, or ``None`` if nothing can run before a step in flight ends."""
@@ -249,8 +245,6 @@ class Scheduler:
             victim.prompt_logprobs = []  # the whole prompt is computed again
         self.waiting.push(victim)
         self.counters.num_preemptions += 1
-
-    # --------------------------------------------------------------------------- collecting
 
     def update_from_output(self, result: ModelRunnerOutput) -> list[TokenOutput]:
         """Apply the model runner output of the oldest step in flight; return the new outputs.
@@ -408,8 +402,6 @@ class Scheduler:
     def _fail(self, step: InFlightStep, message: str) -> list[TokenOutput]:
         """End every sequence of a failed step with the error ``message``."""
         return [self._error(s, message) for s in step.sequences if not s.finished]
-
-    # ------------------------------------------------------------------------------ checking
 
     def check_integrity(self) -> list[str]:
         """Return the violated invariants of pages, slots and queue. O(pages)."""

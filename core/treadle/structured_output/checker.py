@@ -132,9 +132,6 @@ class GrammarChecker:
             return self._children[backend]
 
 
-# ------------------------------------------------------------------------------- the child
-
-
 def main(fd: int) -> None:
     """The entry of the child; ``fd`` is its end of a socket pair."""
     child = _Child()

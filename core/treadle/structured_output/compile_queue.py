@@ -145,8 +145,6 @@ class CompileQueue:
             lane.threads.shutdown(wait=False, cancel_futures=True)
         self._compilers.close()
 
-    # ----------------------------------------------------------------------------- the queue
-
     def _lanes(self) -> list[_Lane]:
         return [self._slow, *self._quick.values()]
 
@@ -182,8 +180,6 @@ class CompileQueue:
                 return
             self.jobs.popitem(last=False)
             count, total = count - 1, total - size
-
-    # --------------------------------------------------------------------------- the threads
 
     def _run_next(self, lane: _Lane) -> None:
         limit = CPU_SECONDS if lane is self._slow else QUICK_SECONDS

@@ -75,8 +75,6 @@ class StructuredOutputManager:
     def _preferred(self) -> list[str]:
         return preferred_order(self._plugins)
 
-    # ----------------------------------------------------------------------------- ordering
-
     def validate(self, params: StructuredOutputsParams) -> None:
         """Raise ``RequestError`` for what is plainly wrong, without compiling anything."""
         grammar_spec(params)
@@ -191,8 +189,6 @@ class StructuredOutputManager:
     def _leave(self, job: CompileJob, ready: Future[StructuredOutputState]) -> None:
         if ready.cancelled():
             self.queue.release(job)
-
-    # -------------------------------------------------------------------------------- steps
 
     def check_first_token(
         self,

@@ -56,6 +56,10 @@ class IsolatedPlugin:
                 f"--isolate names {entry.id}; plugins that can be isolated are {', '.join(SECONDS)}, "
                 f"{SERVER.name}"
             )
+        if entry.adapted:
+            raise PluginLoadError(
+                f"--isolate names {entry.id}, which {entry.reason}; adapters do not reach into a process"
+            )
         self._entry = entry
         self._lock = threading.Lock()
         self.processes: dict[bool, PluginProcess] = {}

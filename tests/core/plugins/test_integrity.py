@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+import treadle
 from treadle.errors import ConfigError, PluginConflictError
-from treadle.testing.examination.integrity import check_code, code_of, codes, lock_with_code
+from treadle.plugins import PluginManager
+from treadle.testing.examination.integrity import code_of, codes, lock_with_code
 
 MORE = "acme_more.py"
 
@@ -36,7 +39,7 @@ def lock(site: Any) -> Path:
 
 
 def compare(site: Any, lock: Path) -> None:
-    check_code(site.plugin_manager(plugin_lock_file=str(lock)))
+    site.plugin_manager(plugin_lock_file=str(lock))
 
 
 def edit(folder: Path) -> None:
@@ -121,3 +124,18 @@ def test_a_lock_without_code_compares_versions(site: Any, lock: Path) -> None:
     lock.write_bytes(msgspec.json.encode(site.plugin_manager().lock()))
     edit(site.folder)
     compare(site, lock)
+
+
+@pytest.mark.parametrize("entry", ["LLM", "AsyncLLM"])
+def test_a_program_compares_the_code_too(tmp_path: Path, entry: str) -> None:
+    """Before anything is loaded: the model does not exist."""
+    content = lock_with_code(PluginManager(), allow_editable=True)
+    code = {**content.code, "treadle-llama": "0123456789abcdef"}
+    lock = tmp_path / "treadle.lock"
+    lock.write_bytes(msgspec.json.encode(msgspec.structs.replace(content, code=code)))
+    options: Any = {"model": str(tmp_path / "nowhere"), "plugin_lock_file": str(lock)}
+    with pytest.raises(PluginConflictError, match="treadle-llama: 0123456789abcdef is locked"):
+        if entry == "LLM":
+            treadle.LLM(**options)
+        else:
+            asyncio.run(treadle.AsyncLLM(**options).start())

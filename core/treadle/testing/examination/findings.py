@@ -31,6 +31,7 @@ __all__ = (
 )
 
 Code = Literal[
+    "adapted",
     "conflict",
     "crash",
     "cuda",
@@ -50,6 +51,7 @@ Code = Literal[
 ]
 
 CODES: dict[Code, str] = {
+    "adapted": "it speaks the generation before, and a later version will not call it any more",
     "conflict": "several distributions provide the key and nothing says which to take",
     "crash": "the process that imported it died",
     "cuda": "its import starts CUDA, which breaks forked workers and takes memory",
@@ -69,7 +71,7 @@ CODES: dict[Code, str] = {
 }
 """What each code means."""
 
-WARNINGS: frozenset[Code] = frozenset({"heavy", "slow"})
+WARNINGS: frozenset[Code] = frozenset({"adapted", "heavy", "slow"})
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -87,6 +89,8 @@ def entry_findings(plugins: PluginManager, entry: Entry) -> Iterator[Finding]:
     """Yield the findings of an entry that need no import, without those of its distribution."""
     if entry.state == "incompatible" and not spoken_elsewhere(entry, plugins):
         yield Finding("generation", entry.reason)
+    elif entry.adapted and entry.usable:
+        yield Finding("adapted", f"{entry.reason}: see docs/project/migration.md")
     if not entry.usable or plugins.kinds[entry.kind].mode == "always":
         return
     try:

@@ -109,6 +109,8 @@ def explain(error: BaseException, entry: Entry) -> Finding:
             if "TREADLE_OPTIONS" in message
             else "hook"
             if "no hook" in message
+            else "import"
+            if "the adapter of" in message
             else "signature"
         )
         return Finding(code, message)  # type: ignore[arg-type]
