@@ -24,7 +24,7 @@ from treadle_server.config import ServerConfig
 from treadle_server.engine import Engine
 from treadle_server.errors import APIError
 from treadle_server.fingerprint import fingerprint
-from treadle_server.isolation.plugin import refused
+from treadle_server.isolation import refused
 from treadle_server.keys import key_digest
 from treadle_server.metric_names import MetricName, gen_ai_names, vllm_names
 from treadle_server.metrics import TREADLE_NAMES, Metrics

@@ -122,6 +122,7 @@ class GatewayMiddleware:
                 await app(scope, watched, labelled)
                 if not is_finished:
                     raise RuntimeError("its answer has no end")
+                app.faults.record_answer(scope, status)
         except BaseException as error:  # what plugins have put around the handlers may raise it
             failure = STOPPED if is_cancelled() else app.faults.error_for_client(error, scope)
             if not status:

@@ -31,6 +31,8 @@ class PluginFaults:
 
     def __init__(self, plugins: PluginManager) -> None:
         self._call_stats = plugins.call_stats
+        self._failed: set[tuple[str, str]] = set()
+        """Plugins and the routes on which they have failed since these worked last."""
         self._entries = {
             module_of(entry): entry
             for entry in plugins.entries
@@ -75,9 +77,19 @@ class PluginFaults:
             return error_of(root)
         fields = cast("dict[str, Any]", scope)
         route = f"{fields.get('method')} {fields.get('path_template') or fields.get('path')}"
+        self._failed.add((entry.id, _template(scope)))
         log.error("%s", entry.failure(route, root), exc_info=root)
         self._call_stats.counter(SERVER, entry.id, "request").record_failure()
         return plugin_failed(entry.id)
+
+    def record_answer(self, scope: Scope, status: int) -> None:
+        """Count a request that did not fail, for plugins that had failed on its route.
+
+        Without it, a plugin that has recovered would be called broken for ever.
+        """
+        for failed in [f for f in self._failed if status < 500 and f[1] == _template(scope)]:
+            self._failed.remove(failed)
+            self._call_stats.counter(SERVER, failed[0], "request").record_success(0.0)
 
     def lifespan_error(self, error: BaseException, method: str) -> PluginLoadError:
         """Return the error of a startup or shutdown hook, with the plugin if it is known."""
@@ -110,6 +122,10 @@ class PluginFaults:
                 return self._entries[module]
             module = module.rpartition(".")[0]
         return None
+
+
+def _template(scope: Scope) -> str:
+    return cast("dict[str, Any]", scope).get("path_template") or "other"
 
 
 def root_cause(error: BaseException) -> BaseException:

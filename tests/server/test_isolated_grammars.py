@@ -25,7 +25,7 @@ from treadle.structured_output.batch import accept_tokens, fill_bitmasks
 from treadle.testing.grammar_vocabulary import SmallTokenizer
 from treadle_server.isolation import plugin as isolation
 from treadle_server.isolation import process as isolated_process
-from treadle_server.isolation import proxies
+from treadle_server.isolation import proxies, refused
 
 VOCAB = 384
 KEYS = ["mine", "together"]
@@ -287,7 +287,7 @@ def test_a_backend_that_is_lost_again_and_again_is_left_alone(
         compiler.compile(GrammarSpec("regex", "a~compile exit 0"))
     with pytest.raises(PluginLoadError, match="lost 4 times in a row"):
         compiler.compile(GrammarSpec("regex", "a"))
-    assert "structured_output:mine" in isolation.refused(plugins)
+    assert "structured_output:mine" in refused(plugins)
     now = RETRY_SECONDS
     assert Rows(compiler, "ab").run() == [None]
 

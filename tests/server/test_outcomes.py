@@ -82,6 +82,63 @@ async def test_health_names_the_plugin_that_fails(tmp_path: Path) -> None:
         assert (await server.client.get("/health")).json() == {"status": "ok"}
 
 
+ROUTE = """
+from treadle.api import impl
+TREADLE = {"server": ["moody"]}
+FAILS = [True]
+
+@impl
+def treadle_server(app):
+    from litestar import get
+
+    def check(scope):
+        if FAILS[0] and scope["path"] in ("/moody", FAILS[-1]):
+            raise KeyError("oh")
+
+    @get("/moody")
+    async def moody() -> str:
+        check({"path": "/moody"})
+        return "fine"
+
+    @get("/moody/mend")
+    async def mend() -> None:
+        FAILS[0] = False
+
+    @get("/moody/around")
+    async def around() -> None:
+        FAILS[:] = [True, "/version"]
+
+    def middleware(app):
+        async def call(scope, receive, send):
+            if scope["path"] == "/version":
+                check(scope)
+            await app(scope, receive, send)
+        return call
+
+    app.middleware.append(middleware)
+    app.route_handlers.extend([moody, mend, around])
+"""
+
+
+async def test_a_route_that_works_again_is_healthy(tmp_path: Path) -> None:
+    """Of its own, and one that is the plugin's middleware around a route of the server."""
+    file = tmp_path / "moody_route.py"
+    file.write_text(ROUTE)
+    engine = ScriptedEngine(plugins=PluginManager(PluginConfig(plugin_file=[str(file)])))
+    async with serving(engine) as server:
+        get = server.client.get
+        for path in ("/moody", "/version"):
+            for _ in range(3):
+                assert (await get(path)).status_code == 500
+            health = await get("/health")
+            if path == "/moody":
+                assert health.json() == {"status": "degraded", "plugins": ["server:moody"]}
+            assert (await get("/moody/mend")).status_code == 200
+            assert (await get(path)).status_code == 200
+            assert (await get("/health")).json() == {"status": "ok"}, path
+            assert (await get("/moody/around")).status_code == 200
+
+
 async def test_health_fails_when_all_requests_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """And every failure is counted, also one before the request was complete."""
     engine = ScriptedEngine()

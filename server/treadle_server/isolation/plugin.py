@@ -16,7 +16,7 @@ from treadle.api import types as t
 from treadle.api.kinds import REASONING_PARSERS, RENDERERS, STRUCTURED_OUTPUT, TOOL_PARSERS
 from treadle.api.plugin_kind import PluginKind
 from treadle.errors import PluginLoadError
-from treadle.plugins import Entry, PluginManager
+from treadle.plugins import Entry
 from treadle_server.hookspecs import SERVER
 from treadle_server.isolation.process import GRAMMAR_MEMORY, MEMORY, PluginProcess
 from treadle_server.isolation.proxies import OPEN_SECONDS, Origin
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from treadle_server.isolation.routes import IsolatedRoutes
 
-__all__ = ("SECONDS", "IsolatedPlugin", "refused")
+__all__ = ("SECONDS", "IsolatedPlugin")
 
 START_SECONDS = 120.0
 VOCABULARY_SECONDS = 60.0
@@ -138,15 +138,3 @@ class IsolatedPlugin:
                 hello = Hello(*source, memory=GRAMMAR_MEMORY if is_grammar else MEMORY)
                 self.processes[is_grammar] = PluginProcess(entry.id, hello)
             return self.processes[is_grammar]
-
-
-def refused(plugins: PluginManager) -> dict[str, str]:
-    """Return the isolated plugins that are not called at the moment, with the reason."""
-    loaded = plugins.loader.plugins
-    return {
-        entry.id: refusal
-        for entry in plugins.entries
-        if isinstance(plugin := loaded.get(entry.plugin), IsolatedPlugin)
-        for process in plugin.parts
-        if (refusal := process.refusal)
-    }

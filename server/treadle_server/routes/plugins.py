@@ -25,7 +25,7 @@ from treadle.plugins.entries import normal
 from treadle.testing.examination.listing import Row, rows
 from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
-from treadle_server.isolation.plugin import refused
+from treadle_server.isolation import refused
 from treadle_server.keys import Keys
 from treadle_server.openapi import CONFLICT, error_responses
 from treadle_server.outcomes import hanging
