@@ -22,6 +22,7 @@ from treadle_server.isolation.route_app import build
 from treadle_server.isolation.route_engine import Engine, Refusing
 from treadle_server.isolation.route_wire import Start
 from treadle_server.isolation.routes import MAX_FAILURES, RETRY_SECONDS
+from treadle_server.reload import reload
 
 HEADER = """
 import asyncio, ctypes, os, sys, threading, time
@@ -493,3 +494,19 @@ def treadle_tool_parser(name, tokenizer, tools):
 
     asyncio.run(main("tool_parsers:mine"))
     asyncio.run(main("server:mine"))
+
+
+async def test_a_reload_starts_another_process(tmp_path: Path) -> None:
+    """The old one ends with the application that it was a part of; a version that fails changes nothing."""
+    async with isolated(tmp_path) as server:
+        get, path = server.client.get, next(tmp_path.glob("mine_*.py"))
+        old = isolated_routes(server)._connection.process
+        path.write_text(f"{HEADER}\nraise ValueError('boom')\n")
+        with pytest.raises(PluginLoadError, match="boom"):
+            await reload(server.context, "server:mine")
+        assert (await get("/mine")).text.startswith("hello ")
+        path.write_text(PLUGIN.replace('greeting: str = "hello"', 'greeting: str = "again"'))
+        await reload(server.context, "server:mine")
+        answer = (await get("/mine")).text.split()
+        assert answer[0] == "again" and int(answer[1]) == isolated_routes(server).pid != old.pid
+        await until(lambda: old._child.poll() is not None)
