@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -18,13 +19,24 @@ from pathlib import Path
 
 from treadle.processes.logs import steps
 
-__all__ = ("LoadMonitor", "last_step", "steps_folder")
+__all__ = ("LoadMonitor", "StartWitness", "last_step", "steps_folder")
 
 log = logging.getLogger("treadle.plugins")
 
 NOTICE_SECONDS = 1.0
 LIMIT_SECONDS = 120.0
 """How long an import, or the first call of a hook, may take. Imports read a disk that may be cold."""
+
+
+WITNESS = """
+cat > /dev/null
+if [ -s "$1" ]; then
+  printf 'treadle: the process of the server ended %s\\n' "$(cat "$1")" >&2
+  printf 'treadle: --disable-plugin DIST starts without a plugin\\n' >&2
+fi
+rm -rf "$2"
+"""
+"""Reads until its parent has ended, whose file is the first argument, and the folder the second."""
 
 
 class LoadMonitor(logging.Handler):
@@ -82,6 +94,29 @@ class LoadMonitor(logging.Handler):
         )
         faulthandler.dump_traceback(sys.__stderr__ or 2)
         os._exit(1)
+
+
+class StartWitness:
+    """A process that says which code of a plugin this one ran, if this one dies while it starts.
+
+    A stack that overflows in a thread leaves no trace: no handler of its own process can run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is that of ``LoadMonitor``; it is removed if nobody else can do it."""
+        command = ["/bin/sh", "-c", WITNESS, "sh", str(folder / str(os.getpid())), str(folder)]
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):  # a system without this shell
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0
+            )
+
+    def dismiss(self) -> None:
+        """End the process: the start is over. May be called twice."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
 
 
 def last_step(folder: Path) -> str:

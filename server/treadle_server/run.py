@@ -28,7 +28,7 @@ from treadle_server.engine import Engine
 from treadle_server.exit_guard import EXIT_SECONDS, ExitGuard
 from treadle_server.lifecycle import Lifecycle, Signals
 from treadle_server.listen import bind, url_of
-from treadle_server.load_monitor import last_step, steps_folder
+from treadle_server.load_monitor import StartWitness, last_step, steps_folder
 from treadle_server.logs import SERVER, LogSettings
 from treadle_server.logs import start as start_logging
 from treadle_server.running import published
@@ -68,17 +68,21 @@ def serve_engine(build: Callable[[], Startable], server: ServerConfig) -> None:
     """``serve`` for any engine: ``build`` is called on the event loop's thread, before the loop
     listens."""
     folder = steps_folder()
+    witness = StartWitness(folder)
     try:
-        _serve_engine(build, server, folder)
+        _serve_engine(build, server, folder, witness)
     except EngineDeadError as error:
         if step := last_step(folder):
             raise PluginLoadError(f"{error} (it ended {step})") from error
         raise
     finally:
+        witness.dismiss()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _serve_engine(build: Callable[[], Startable], server: ServerConfig, folder: Path) -> None:
+def _serve_engine(
+    build: Callable[[], Startable], server: ServerConfig, folder: Path, witness: StartWitness
+) -> None:
     settings = LogSettings(server.log_level, server.log_format, server.log_config_file, str(folder))
     start_logging(settings, SERVER)
     check_tls(server)
@@ -93,7 +97,7 @@ def _serve_engine(build: Callable[[], Startable], server: ServerConfig, folder: 
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             runner.get_loop().set_default_executor(threads)
-            runner.run(_serve(build, server, bound, guard))
+            runner.run(_serve(build, server, bound, guard, witness))
     finally:
         set_asyncio_executor(None)
         bound.close()
@@ -107,6 +111,7 @@ async def _serve(
     config: ServerConfig,
     bound: socket.socket,
     guard: ExitGuard,
+    witness: StartWitness,
 ) -> None:
     signals = Signals()
     with signals.caught(), guard.listening():
@@ -122,6 +127,7 @@ async def _serve(
             lifecycle = started[0]
             for handler in list(steps.handlers):
                 handler.close()
+            witness.dismiss()
             context = lifecycle.context
             url = url_of(config, bound)
             async with published(context, url):

@@ -154,3 +154,37 @@ def test_threads_of_plugins_do_not_keep_a_command(arguments: tuple[str, ...], st
     assert (process.returncode, process.stdout) == (status, "done\n")
     assert ("threads that still run: acme" in process.stderr) is bool(arguments)
     assert ("KeyError" in process.stderr) is ("error" in arguments)
+
+
+WITNESS = """
+import os, sys
+from pathlib import Path
+from treadle_server.load_monitor import StartWitness
+folder = Path(sys.argv[1])
+witness = StartWitness(folder)
+(folder / str(os.getpid())).write_text(sys.argv[2])
+if sys.argv[3] == "dismiss":
+    witness.dismiss()
+os.kill(os.getpid(), 11)
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "action", "is_told"),
+    [
+        ("importing server:bad from acme 1.0", "die", True),
+        ("", "die", False),
+        ("importing server:bad from acme 1.0", "dismiss", False),
+    ],
+)
+def test_a_server_that_dies_while_it_starts_says_where(
+    tmp_path: Path, step: str, action: str, is_told: bool
+) -> None:
+    """It has no parent that would, and a stack that overflows in a thread leaves no trace."""
+    folder = tmp_path / "steps"
+    folder.mkdir()
+    process = run(WITNESS, folder, step, action)
+    assert process.returncode == -signal.SIGSEGV
+    told = "treadle: the process of the server ended importing server:bad from acme 1.0\n"
+    assert (told in process.stderr) is is_told, process.stderr
+    assert folder.exists() is (action == "dismiss")
