@@ -79,7 +79,7 @@ def _has_type(value: Any, name: str) -> bool:
 
 def canonical(value: Any) -> str:
     """The same text for values that are equal: 1.0 is 1, and the order of keys says nothing."""
-    return json.dumps(_plain(value), sort_keys=True)
+    return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:

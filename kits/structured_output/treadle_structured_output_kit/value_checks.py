@@ -5,60 +5,41 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle_structured_output_kit.apart import conjuncts, property_schemas, types_left
+from treadle_structured_output_kit.array_items import ArrayItems, NextItem, Wanted, first_type
 from treadle_structured_output_kit.drafts import map_children
 from treadle_structured_output_kit.json_schema import subschemas
+from treadle_structured_output_kit.listed_values import are_many, listed_values
 from treadle_structured_output_kit.negation import Negation
-from treadle_structured_output_kit.plain_values import canonical, matches, unreadable
+from treadle_structured_output_kit.plain_values import unreadable
 
 __all__ = ("ValueChecks", "ValueState", "needs_checks", "without_checks")
 
 # Where it depends on other values, or on other parts of the schema, whether a check applies.
 CONDITIONAL = ("contains", "else", "if", "not", "oneOf", "patternProperties", "propertyNames", "then",
        "additionalItems", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
-TYPE_OF_FIRST = {
-    '"': "string",
-    "{": "object",
-    "[": "array",
-    "t": "boolean",
-    "f": "boolean",
-    "n": "null",
-}
 BLANKS = b" \t\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A ``contains`` of an array: how many more items must match it, and how many may."""
-
-    schema: Any
-    least: float
-    most: float
-
-    def after(self, item: Any) -> _Wanted:
-        if not matches(self.schema, item):
-            return self
-        return replace(self, least=self.least - 1, most=self.most - 1)
+MAX_DOMAINS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
     """An array or an object that is open; ``schemas`` all apply to it.
 
-    ``wanted`` is what items it still needs, and ``max_items`` is how many it may have.
+    ``items`` is what its items must be, if an array has checks, and ``next`` what the one that is open, or comes
+    next, may be. ``count`` is how many are closed.
     """
 
     is_array: bool
     schemas: list[Any]
     start: int
-    is_unique: bool
-    wanted: tuple[_Wanted, ...] = ()
-    max_items: float = math.inf
-    seen: tuple[str, ...] = ()
+    items: ArrayItems | None = None
+    next: NextItem | None = None
     count: int = 0
     key: str | None = None
 
@@ -76,9 +57,39 @@ class ValueState:
     @property
     def is_checked(self) -> bool:
         """Whether the next token may close a value that is checked."""
-        return any(f.is_unique or f.wanted for f in self.stack) or any(
+        return any(frame.items is not None for frame in self.stack) or any(
             map(_has_regex, self.schemas)
         )
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether an item is checked while it is open."""
+        return any(frame.next is not None and not frame.next.is_free for frame in self.stack)
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether an item is open, or comes next, that must not be there yet, and no list says which are left."""
+        frame = self.stack[-1] if self.stack else None
+        return (
+            self.mode in ("string", "scalar", "value")
+            and frame is not None
+            and frame.items is not None
+            and frame.items.is_unique
+            and bool(frame.items.seen)
+            and (frame.next is None or frame.next.listed is None)
+            and not (self.mode == "value" and frame.items.is_plentiful)
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether bytes of a text, but for quotes and backslashes, change nothing."""
+        return self.mode in ("string", "name") and not self.is_escaped and not self.is_followed
+
+    @property
+    def seen(self) -> list[bytes]:
+        """The texts of the items that the open one must not equal."""
+        items = self.stack[-1].items if self.stack else None
+        return [] if items is None else [t.encode("utf-8", "surrogatepass") for t in items.seen]
 
 
 def needs_checks(schema: Any) -> bool:
@@ -102,6 +113,7 @@ class ValueChecks:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._resolve = Negation(root).resolve
+        self._domains: dict[tuple[int, ...], tuple[Any, ...] | None] = {}
         for path, schema in subschemas(root):
             if isinstance(schema, Mapping) and (name := self._unclear(schema)):
                 raise ValueError(
@@ -112,16 +124,13 @@ class ValueChecks:
                 if reason is not None:
                     raise ValueError(f"contains with {reason} at {path}")
 
-    def advance(self, state: ValueState, text: bytearray, begin: int) -> ValueState | None:
-        """The state after ``text[begin:]``; ``None`` if it closes a value that fails its check."""
-        current: ValueState | None = state
-        for pos in range(begin, len(text)):
-            if current is None:
-                return None
-            current = self._read(current, text, pos)
-        if current is None or not self._has_unused(current, text) or not _may_match(current, text):
-            return None
-        return current
+    def advance(self, state: ValueState, text: bytearray, pos: int) -> ValueState | None:
+        """The state after the byte ``text[pos]``, the last of ``text``; ``None`` if no text goes on so.
+
+        Raises ``ValueError`` or ``IndexError`` for a text that is no JSON.
+        """
+        current = self._read(state, text, pos)
+        return current and _followed(current, text, pos + 1)
 
     def _read(self, state: ValueState, text: bytearray, pos: int) -> ValueState | None:
         byte = text[pos]
@@ -142,28 +151,55 @@ class ValueChecks:
         if byte in BLANKS:
             return state
         if byte in b"]}":
-            if any(wanted.least > 0 for wanted in state.stack[-1].wanted):
+            items = state.stack[-1].items
+            if items is not None and not items.is_complete:
                 return None
             outer = replace(state, stack=state.stack[:-1], start=state.stack[-1].start, schemas=())
             return self._closed(outer, text, pos + 1)
         if byte == ord(",") or byte == ord(":"):
-            is_value = byte == ord(":") or state.stack[-1].is_array
-            return replace(state, mode="value" if is_value else "key")
+            return _separated(state, is_comma=byte == ord(","))
         if state.mode == "key":
             return ValueState(state.stack, "name", pos)
         return self._begin_value(state, chr(byte), pos)
 
-    def _begin_value(self, state: ValueState, first: str, pos: int) -> ValueState:
-        schemas = self._of_value(state.stack, TYPE_OF_FIRST.get(first, "number"))
+    def _begin_value(self, state: ValueState, first: str, pos: int) -> ValueState | None:
+        parent = state.stack[-1] if state.stack else None
+        if parent is not None and parent.items is not None and parent.next is None:
+            return None  # no item may come
+        schemas = self._of_value(state.stack, first_type(first))
         if first in "[{":
-            is_unique = first == "[" and any(map(_is_unique, schemas))
-            frame = _Frame(first == "[", schemas, pos, is_unique)
-            if first == "[":
-                wanted = tuple(_wanted(part) for part in schemas if "contains" in part)
-                limits = [part["maxItems"] for part in schemas if "maxItems" in part]
-                frame = replace(frame, wanted=wanted, max_items=min(limits, default=math.inf))
+            frame = _Frame(first == "[", schemas, pos)
+            if first == "[" and (items := self._items(schemas)).has_checks:
+                frame = replace(frame, items=items)
+                frame = _expecting(frame) or frame
             return ValueState((*state.stack, frame), "value" if first == "[" else "key")
         return ValueState(state.stack, "string" if first == '"' else "scalar", pos, tuple(schemas))
+
+    def _items(self, schemas: list[Any]) -> ArrayItems:
+        """What the items of an array must be to which ``schemas`` apply."""
+
+        def domain(index: int) -> tuple[Any, ...] | None:
+            return self._listed([_item(part, index) for part in schemas])
+
+        limits = [part["maxItems"] for part in schemas if "maxItems" in part]
+        limits += [len(_first(part)) for part in schemas if _is_closed(part)]
+        return ArrayItems(
+            domain,
+            any(map(_is_unique, schemas)),
+            tuple(_wanted(part) for part in schemas if "contains" in part),
+            max((part["minItems"] for part in schemas if "minItems" in part), default=0),
+            min(limits, default=math.inf),
+            max((len(_first(part)) for part in schemas), default=0),
+            are_many([_item(part, sys.maxsize) for part in schemas], self._resolve),
+        )
+
+    def _listed(self, parts: list[Any]) -> tuple[Any, ...] | None:
+        key = tuple(map(id, parts))  # parts of the schema, which stays
+        if key not in self._domains:
+            if len(self._domains) > MAX_DOMAINS:
+                self._domains.clear()
+            self._domains[key] = listed_values(parts, self._resolve)
+        return self._domains[key]
 
     def _of_value(self, stack: tuple[_Frame, ...], kind: str) -> list[Any]:
         """The schemas of the value that begins here."""
@@ -193,42 +229,13 @@ class ValueChecks:
         if not state.stack or not state.stack[-1].is_array:
             return ValueState(state.stack, "after")
         frame = state.stack[-1]
-        frame = replace(frame, count=frame.count + 1)
-        if frame.is_unique:
-            value = canonical(json.loads(text[state.start : end]))
-            if value in frame.seen:
+        frame = replace(frame, count=frame.count + 1, next=None)
+        if frame.items is not None:
+            items = frame.items.after(json.loads(text[state.start : end]))
+            if items is None:
                 return None
-            frame = replace(frame, seen=(*frame.seen, value))
-        if frame.wanted:
-            item = json.loads(text[state.start : end])
-            wanted = tuple(part.after(item) for part in frame.wanted)
-            left = frame.max_items - frame.count
-            if any(part.most < 0 or part.least > left for part in wanted):
-                return None  # it is one too many, or not enough could follow it
-            frame = replace(
-                frame, wanted=tuple(p for p in wanted if p.least > 0 or p.most < math.inf)
-            )
+            frame = replace(frame, items=items)
         return ValueState((*state.stack[:-1], frame), "after")
-
-    def _has_unused(self, state: ValueState, text: bytearray) -> bool:
-        """Whether what has begun can become one of the listed values that are not there yet."""
-        if (
-            state.mode not in ("string", "scalar")
-            or not state.stack
-            or not state.stack[-1].is_unique
-        ):
-            return True
-        begun, seen = bytes(text[state.start :]), state.stack[-1].seen
-        lists = [part["enum"] for part in state.schemas if isinstance(part.get("enum"), list)]
-        return all(
-            any(
-                canonical(value) not in seen
-                and json.dumps(value, ensure_ascii=False).encode().startswith(begun)
-                for value in values
-            )
-            for values in lists
-            if all(isinstance(value, str) and value.isalnum() for value in values)
-        )
 
     def _unclear(self, schema: Mapping[str, Any]) -> str | None:
         """The keyword of ``schema`` that decides whether a check inside it applies."""
@@ -264,40 +271,62 @@ class ValueChecks:
         return False
 
 
-def _wanted(schema: Mapping[str, Any]) -> _Wanted:
+def _wanted(schema: Mapping[str, Any]) -> Wanted:
     least, most = schema.get("minContains", 1), schema.get("maxContains", math.inf)
-    return _Wanted(schema["contains"], least, most)
+    return Wanted(schema["contains"], least, most)
 
 
-def _may_match(state: ValueState, text: bytearray) -> bool:
-    """Whether the items that are open can become what their arrays still need: if there is room for no
-    others, each must match."""
-    begun = [bytes(text[frame.start : frame.start + 1]) for frame in state.stack[1:]]
+def _separated(state: ValueState, *, is_comma: bool) -> ValueState | None:
+    """Return the state behind a comma or a colon, ``None`` if an array can have no further item."""
+    frame: _Frame | None = state.stack[-1]
+    if not is_comma or not state.stack[-1].is_array:
+        return replace(state, mode="key" if is_comma else "value")
+    if state.stack[-1].items is not None:
+        frame = _expecting(state.stack[-1])
+    return None if frame is None else replace(state, mode="value", stack=(*state.stack[:-1], frame))
+
+
+def _expecting(frame: _Frame) -> _Frame | None:
+    """Return an array before its next item, ``None`` if there can be none."""
+    found = None if frame.items is None else frame.items.next_item()
+    if found is None:
+        return None
+    if not found.is_free and found.listed is None:
+        schemas = tuple(_item(part, frame.count) for part in frame.schemas)
+        found = replace(found, schemas=schemas)
+    return replace(frame, next=found)
+
+
+def _followed(state: ValueState, text: bytearray, end: int) -> ValueState | None:
+    """Narrow what the open items may become, ``None`` if one of them can become nothing."""
+    if not state.is_followed:
+        return state
+    starts = [frame.start for frame in state.stack[1:]]
     if state.mode in ("string", "scalar"):
-        begun.append(bytes(text[state.start :]))
-    return all(
-        _can_become(wanted.schema, item)
-        for frame, item in zip(state.stack, begun, strict=False)
-        for wanted in frame.wanted
-        if wanted.least > 0 and wanted.least >= frame.max_items - frame.count
-    )
+        starts.append(state.start)
+    frames = list(state.stack)
+    for index, start in enumerate(starts):
+        frame = frames[index]
+        if frame.next is None or frame.next.is_free:
+            continue
+        left = frame.next.begun(bytes(text[start:end]))
+        if left is None:
+            return None
+        frames[index] = replace(frame, next=left)
+    return replace(state, stack=tuple(frames))
 
 
-def _can_become(schema: Any, begun: bytes) -> bool:
-    """Whether a value that begins with ``begun`` may match, as far as its type and listed values tell."""
-    if not isinstance(schema, Mapping):
-        return True
-    kind = TYPE_OF_FIRST.get(chr(begun[0]), "number")
-    types = schema.get("type", kind)
-    if kind not in [
-        {"integer": "number"}.get(x, x) for x in ([types] if isinstance(types, str) else types)
-    ]:
-        return False
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list):
-        return True
-    texts = (json.dumps(value, ensure_ascii=False).encode() for value in values)
-    return any(text.startswith(begun) for text in texts)
+def _first(part: Any) -> list[Any]:
+    """The schemas of the first items, each of its own."""
+    items = part.get("items") if isinstance(part, Mapping) else None
+    first = items if isinstance(items, list) else part.get("prefixItems", [])
+    return first if isinstance(first, list) else []
+
+
+def _is_closed(part: Mapping[str, Any]) -> bool:
+    """Whether no items follow the first ones."""
+    items = part.get("items", True)
+    return (part.get("additionalItems", True) if isinstance(items, list) else items) is False
 
 
 def _item(part: Any, index: int) -> Any:

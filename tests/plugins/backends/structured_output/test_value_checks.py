@@ -201,28 +201,80 @@ def test_how_many_items_match(compiler: Any) -> None:
     assert accepts(compile_schema(compiler, alone), "[]"), "without contains it says nothing"
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"items": {"enum": ["red", "rose", "blue", 1]}, "contains": {"const": "rose"}, "maxItems": 2},
-        {"items": {"type": ["string", "null"], "maxLength": 2}, "contains": {"type": "null"}, "maxItems": 2},
-        {"items": {"enum": [1, 12, 123, True]}, "contains": {"enum": [123, True]}, "minContains": 2,
-         "maxItems": 3},
-        {"items": {"anyOf": [{"type": "array", "maxItems": 1, "items": {"enum": [1]}}, {"enum": [1, 2]}]},
-         "contains": {"type": "array"}, "maxItems": 2},
-    ],
-    ids=range(4),
-)  # fmt: skip
-def test_no_walk_comes_to_a_dead_end(compiler: Any, schema: dict[str, Any]) -> None:
-    """Where there is room for one more item only, nothing begins that is not wanted."""
-    grammar = compile_schema(compiler, {"type": "array", **schema})
+TAGGED = {
+    "type": "object",
+    "properties": {"k": {"enum": ["a", "b"]}},
+    "required": ["k"],
+    "additionalProperties": False,
+}
+LETTERS = {"type": "string", "pattern": "^[ab]$"}
+TIGHT: dict[str, dict[str, Any]] = {
+    "one of texts": {"items": {"enum": ["red", "rose", "blue", 1]}, "contains": {"const": "rose"}, "maxItems": 2},
+    "a type": {"items": {"type": ["string", "null"], "maxLength": 2}, "contains": {"type": "null"}, "maxItems": 2},
+    "two of three": {"items": {"enum": [1, 12, 123, True]}, "contains": {"enum": [123, True]}, "minContains": 2,
+                     "maxItems": 3},
+    "an array": {"items": {"anyOf": [{"type": "array", "maxItems": 1, "items": {"enum": [1]}}, {"enum": [1, 2]}]},
+                 "contains": {"type": "array"}, "maxItems": 2},
+    "numbers": {"items": {"type": "integer", "minimum": 0, "maximum": 99}, "contains": {"minimum": 50}, "maxItems": 2},
+    "many numbers": {"items": {"type": "integer", "minimum": 0, "maximum": 9000}, "contains": {"minimum": 8990},
+                     "maxItems": 2},
+    "no more": {"items": {"enum": ["x", "y", "z"]}, "contains": {"const": "y"}, "maxContains": 1, "minItems": 3,
+                "maxItems": 3},
+    "no more numbers": {"items": {"type": "integer", "maximum": 30}, "contains": {"minimum": 5}, "maxContains": 1,
+                        "minItems": 2, "maxItems": 3},
+    "objects": {"items": TAGGED, "contains": {"properties": {"k": {"const": "b"}}, "required": ["k"]}, "maxItems": 2},
+    "open objects": {"items": {**TAGGED, "properties": {"k": {"enum": ["a", "b"]}, "n": {"type": "integer"}}},
+                     "contains": {"properties": {"k": {"const": "b"}}, "required": ["k"]}, "maxItems": 1},
+    "listed texts in free ones": {"items": {"type": "string", "maxLength": 4}, "contains": {"enum": ["foo", "fob"]},
+                                  "maxItems": 2},
+    "different flags": {"items": {"type": "boolean"}, "uniqueItems": True, "minItems": 2},
+    "different numbers": {"items": {"enum": [1, 2, 1.5]}, "uniqueItems": True, "minItems": 3},
+    "fewer than may be": {"items": {"enum": [1, 2, 3]}, "uniqueItems": True, "maxItems": 6},
+    "different objects": {"items": TAGGED, "uniqueItems": True, "minItems": 2},
+    "different letters": {"items": LETTERS, "uniqueItems": True, "minItems": 2},
+    "different words": {"items": {"type": "string", "pattern": "^[ab]{1,2}$"}, "uniqueItems": True, "minItems": 5},
+    "both": {"items": {"type": "integer", "minimum": 0, "maximum": 20}, "contains": {"minimum": 18},
+             "minContains": 3, "uniqueItems": True, "maxItems": 4},
+    "first items": {"prefixItems": [{"enum": ["a", "b"]}, {"enum": ["a", "b"]}], "items": False,
+                    "contains": {"const": "b"}, "minItems": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TIGHT)
+def test_no_walk_comes_to_a_dead_end(compiler: Any, name: str) -> None:
+    """Nothing begins that could not be closed, and what a mask allows is accepted."""
+    grammar = compile_schema(compiler, {"type": "array", **TIGHT[name]})
     for seed in range(12):
         rng, matcher = random.Random(seed), grammar.matcher()
         for _ in range(60):
             if matcher.is_accepting and (matcher.is_terminated or rng.random() < 0.3):
                 break
-            token = rng.choice(mask(matcher))  # raises where nothing is allowed
+            allowed = mask(matcher)
+            assert allowed
+            for token in rng.sample(allowed, min(4, len(allowed))):
+                assert matcher.accept_token(token)
+                matcher.rollback(1)
+            token = rng.choice(allowed)
             assert matcher.accept_token(token)
+
+
+def test_numbers_leave_every_way_that_is_open(compiler: Any) -> None:
+    schema = {
+        "type": "array",
+        "items": {"type": "integer"},
+        "contains": {"minimum": 50},
+        "maxItems": 2,
+    }
+    for text in ("[4, 50]", "[50, 4]", "[-7, 400]", "[1, 1000000]"):
+        assert accepts(compile_schema(compiler, schema), text)
+    objects = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}}
+    schema = {
+        "type": "array", "items": objects, "maxItems": 1,
+        "contains": {"properties": {"a": {"minimum": 50}}, "required": ["a"]},
+    }  # fmt: skip
+    grammar = compile_schema(compiler, schema)
+    assert accepts(grammar, '[{"a": 400, "b": {"a": [1, "}"]}, "c": 1}]')
+    assert not accepts(grammar, '[{"a": 49, "b": 1}]')
 
 
 def test_a_token_that_opens_and_closes_an_array_is_checked(compiler: Any) -> None:
