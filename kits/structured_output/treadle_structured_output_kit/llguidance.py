@@ -15,10 +15,11 @@ from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import any_to_lark
 
 from treadle.api.types import Tokenizer
 from treadle_structured_output_kit.bitmask import empty_row, forbid_token, write_row
+from treadle_structured_output_kit.gbnf import is_gbnf
+from treadle_structured_output_kit.gbnf_lark import gbnf_to_lark
 from treadle_structured_output_kit.regex import JSON_WHITESPACE
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class LLGuidanceCompiler:
 
     def compile_grammar(self, grammar: str) -> LLGuidanceGrammar:
         """Compile a context-free grammar in Lark, or in GBNF, whose rules are written ``::=``."""
-        lark = str(any_to_lark(grammar)) if "::=" in grammar else grammar
+        lark = gbnf_to_lark(grammar) if is_gbnf(grammar) else grammar
         return self._compile(str(LLMatcher.grammar_from_lark(lark)))
 
     def fill_bitmasks(

@@ -1,40 +1,32 @@
-"""Structural tags as Lark grammars in the dialect of llguidance.
-
-Its lexer takes the longest text of a lexeme, so free text and the tag that ends it are one lexeme: a text that
-ends with the tag, and has none before.
-"""
+"""Structural tags as Lark grammars in the dialect of llguidance."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-from llguidance.gbnf_to_lark import any_to_lark
 
 from treadle.api.types import GrammarSpec, Tokenizer
 from treadle_structured_output_kit import structural_tag as tags
 from treadle_structured_output_kit.dialect import normalize_patterns
 from treadle_structured_output_kit.equivalent import rewrite
+from treadle_structured_output_kit.free_text import (
+    Branch,
+    Literal,
+    Part,
+    any_of,
+    end_of,
+    escaped,
+    free_text,
+    quoted,
+    spelled,
+)
+from treadle_structured_output_kit.gbnf import is_gbnf
+from treadle_structured_output_kit.gbnf_lark import gbnf_to_lark
 from treadle_structured_output_kit.regex import JSON_WHITESPACE
 
 __all__ = ("structural_tag_lark",)
-
-Part = str | int
-"""A text, or the id of a token."""
-Literal = tuple[Part, ...]
-SAFE = "<>=_\"'`,;:!%@ "
-"""Punctuation that patterns take as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """What follows in free text: a literal that begins it, and the expression of the rest."""
-
-    literal: Literal
-    rest: str = ""
 
 
 def structural_tag_lark(
@@ -52,7 +44,7 @@ def structural_tag_lark(
     options = {"whitespace_pattern": whitespace_pattern, "lenient": lenient}
     rules = _Rules(options, tokenizer, vocab_size)
     start = rules.expression(tags.parse_structural_tag(source))
-    return "\n".join([f"start: {start or _quoted('')}", *rules.lines])
+    return "\n".join([f"start: {start or quoted('')}", *rules.lines])
 
 
 class _Rules:
@@ -95,21 +87,21 @@ class _Rules:
             case tags.Elements():
                 return self._sequence(part.elements, ends)
             case tags.Options():
-                return _any(self.expression(option, ends) for option in part.elements)
+                return any_of(self.expression(option, ends) for option in part.elements)
             case tags.AnyTokens():
                 excluded = [*part.exclude_tokens, *self._end_tokens(ends)]
-                return f"{self._any_token(excluded)}* {self._end(ends)}".strip()
-        return f"{self._closed(part)} {self._end(ends)}".strip()
+                return f"{self._any_token(excluded)}* {end_of(ends)}".strip()
+        return f"{self._closed(part)} {end_of(ends)}".strip()
 
     def _closed(self, part: tags.Format) -> str:
         """Return the expression of a format whose end is its own."""
         match part:
             case tags.ConstString():
-                return self._spelled(self._literal(part.value))
+                return spelled(self._literal(part.value))
             case tags.JsonSchema():
                 return self._add(self._json_rule(part.json_schema))
             case tags.Grammar():
-                lark = str(any_to_lark(part.grammar)) if "::=" in part.grammar else part.grammar
+                lark = gbnf_to_lark(part.grammar) if is_gbnf(part.grammar) else part.grammar
                 return self._add(f"%lark {{\n{lark}\n}}")
             case tags.Token():
                 return f"<[{self._token(part.token)}]>"
@@ -117,10 +109,10 @@ class _Rules:
                 return self._any_token(part.exclude_tokens)
             case tags.Tag():
                 branch = self._branch(part)
-                return f"{self._spelled(branch.literal)} {branch.rest}".strip()
+                return f"{spelled(branch.literal)} {branch.rest}".strip()
             case tags.TagsWithSeparator():
-                tag = self._add(_any(self.expression(tag) for tag in part.tags))
-                separator = self._spelled(self._literal(part.separator))
+                tag = self._add(any_of(self.expression(tag) for tag in part.tags))
+                separator = spelled(self._literal(part.separator))
                 more = "" if part.stop_after_first else f" ({separator} {tag})*"
                 return f"({tag}{more})" if part.at_least_one else f"({tag}{more})?"
             case tags.Optional():
@@ -171,7 +163,7 @@ class _Rules:
                     f"the tag {text!r:.60} begins with {len(found)} of the triggers; it must be one"
                 )
             trigger = triggers[part.triggers.index(found[0])]
-            rest = self._spelled(self._literal(text[len(found[0]) :]))
+            rest = spelled(self._literal(text[len(found[0]) :]))
             branches.append(Branch(trigger, f"{rest} {branch.rest}".strip()))
         return self._free(
             branches, ends, part.excludes, first=part.at_least_one, once=part.stop_after_first
@@ -187,55 +179,34 @@ class _Rules:
         once: bool = False,
         max_chars: int | None = None,
     ) -> str:
-        """Return free text in which ``branches`` may come, or must at first, or may once only."""
-        literals = [*(branch.literal for branch in branches), *ends]
-        stops = [part[0] for part in literals if isinstance(part[0], str)]
-        # Tokens have no text here; spelled out by others, they are as forbidden as texts.
-        stops += [
-            self._tokenizer.id_to_token(x[0]) or "" for x in literals if isinstance(x[0], int)
-        ]
-        stops = [text for text in dict.fromkeys([*stops, *excludes]) if text]
-        count = "*" if max_chars is None else f"{{0,{max_chars}}}"
-        anything = f"/(?s:.{count})/"
-        seen = f"(?s:.*({'|'.join(map(_escaped, stops))})"
-        text = self._lexeme(f"{anything} & ~/{seen}.*)/" if stops else anything)
-
-        def until(literal: Literal) -> str:
-            head, *rest = literal
-            if isinstance(head, int):
-                return f"{text} <[{head}]> {self._spelled(tuple(rest))}".strip()
-            lexeme = f"/(?s:.{count}{_escaped(head)})/ & ~/{seen}.+)/"
-            return f"{self._lexeme(lexeme)} {self._spelled(tuple(rest))}".strip()
-
-        grouped: dict[Literal, list[str]] = {}
-        for branch in branches:
-            grouped.setdefault(branch.literal, []).append(branch.rest or _quoted(""))
-        steps = _any(f"{until(literal)} {_any(rests)}" for literal, rests in grouped.items())
-        tail = _any(until(end) for end in ends) if ends else text
-        if not grouped:
-            return tail
-        if once:
-            after = f"{steps} {self._end(ends)}".strip()
-            return after if first else f"({after} | {tail})"
-        return f"{steps}{'+' if first else '*'} {tail}"
+        return free_text(
+            branches,
+            ends,
+            excludes,
+            lexeme=self._lexeme,
+            text_of=lambda token: self._tokenizer.id_to_token(token) or "",
+            first=first,
+            once=once,
+            max_chars=max_chars,
+        )
 
     def _regex(self, pattern: str, ends: Sequence[Literal]) -> str:
-        escaped = pattern.replace("/", r"\/")
+        body = pattern.replace("/", r"\/")
         if not ends:
-            return self._lexeme(f"/{escaped}/")
+            return self._lexeme(f"/{body}/")
         options = []
         for head, *rest in ends:
-            tail = self._spelled(tuple(rest))
+            tail = spelled(tuple(rest))
             if isinstance(head, int):
-                options.append(f"{self._lexeme(f'/{escaped}/')} <[{head}]> {tail}".strip())
+                options.append(f"{self._lexeme(f'/{body}/')} <[{head}]> {tail}".strip())
             else:
-                options.append(f"{self._lexeme(f'/{escaped}/ /{_escaped(head)}/')} {tail}".strip())
-        return _any(options)
+                options.append(f"{self._lexeme(f'/{body}/ /{escaped(head)}/')} {tail}".strip())
+        return any_of(options)
 
     def _sequence(self, elements: Sequence[tags.Format], ends: Sequence[Literal]) -> str:
         """Return the elements one behind the other. What is open ends where the next begins."""
         if not elements:
-            return self._end(ends)
+            return end_of(ends)
         first, *others = elements
         if not others:
             return self.expression(first, ends)
@@ -244,11 +215,11 @@ class _Rules:
         match others[0]:
             case tags.ConstString(value=text) if text:
                 head = self.expression(first, [self._literal(text)])
-                rest = self._sequence(others[1:], ends) if others[1:] else self._end(ends)
+                rest = self._sequence(others[1:], ends) if others[1:] else end_of(ends)
             case tags.Tag() as tag:
                 branch = self._branch(tag)
                 head = f"{self.expression(first, [branch.literal])} {branch.rest}"
-                rest = self._sequence(others[1:], ends) if others[1:] else self._end(ends)
+                rest = self._sequence(others[1:], ends) if others[1:] else end_of(ends)
             case _:
                 raise ValueError(
                     "free text and patterns must be the last element of a sequence, or be followed "
@@ -266,12 +237,6 @@ class _Rules:
             parts += [text[position : found.start()], self._special[found.group()]]
             position = found.end()
         return tuple(part for part in (*parts, text[position:]) if part != "")
-
-    def _spelled(self, literal: Literal) -> str:
-        return " ".join(_quoted(x) if isinstance(x, str) else f"<[{x}]>" for x in literal)
-
-    def _end(self, ends: Sequence[Literal]) -> str:
-        return _any(self._spelled(end) for end in ends) if ends else ""
 
     def _end_tokens(self, ends: Sequence[Literal]) -> list[int]:
         heads = [end[0] for end in ends]
@@ -317,20 +282,3 @@ def _is_open(part: tags.Format) -> bool:
         case tags.Elements() | tags.Options():
             return any(map(_is_open, part.elements))
     return False
-
-
-def _any(options: Any) -> str:
-    unique = list(dict.fromkeys(options))
-    return unique[0] if len(unique) == 1 and " " not in unique[0] else f"({' | '.join(unique)})"
-
-
-def _escaped(text: str) -> str:
-    """Return a text as a part of a pattern between slashes."""
-    is_plain = [char.isalnum() or char in SAFE or ord(char) > 127 for char in text]
-    return "".join(
-        c if plain else f"\\x{{{ord(c):x}}}" for c, plain in zip(text, is_plain, strict=True)
-    )
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
