@@ -44,6 +44,7 @@ PASSED = (
 UNLIMITED = -1
 """The ``max_tokens`` of clients that want as many as there is room for."""
 FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+BACKEND_OPTIONS = ("no-fallback", "disable-any-whitespace", "no-additional-properties")
 SPELLINGS = {
     "json": ("guided_json", "json_schema"),
     "regex": ("guided_regex", "regex"),
@@ -127,14 +128,30 @@ def to_structured_outputs(fields: SamplingFields) -> StructuredOutputsParams | N
             f"the output is constrained by {names}; give one constraint", param="structured_outputs"
         )
     schema = fields.response_format and fields.response_format.json_schema
+    backend, options = of_backend(outputs.backend or fields.guided_decoding_backend)
     return StructuredOutputsParams(
         **dict(constraints),
         whitespace_pattern=pattern,
-        disable_any_whitespace=bool(outputs.disable_any_whitespace),
-        disable_additional_properties=bool(outputs.disable_additional_properties),
+        disable_any_whitespace=bool(outputs.disable_any_whitespace)
+        or "disable-any-whitespace" in options,
+        disable_additional_properties=bool(outputs.disable_additional_properties)
+        or "no-additional-properties" in options,
         strict=outputs.strict is not False and not (schema and schema.strict is False),
-        backend=outputs.backend or fields.guided_decoding_backend,
+        backend=backend,
     )
+
+
+def of_backend(name: str | None) -> tuple[str | None, list[str]]:
+    """Return a backend and the options that vLLM 0.8 writes behind it: ``guidance:no-fallback,…``."""
+    key, _, written = (name or "").partition(":")
+    options = [option.strip() for option in written.split(",") if option.strip()]
+    if unknown := [option for option in options if option not in BACKEND_OPTIONS]:
+        raise RequestError(
+            f"guided_decoding_backend is {name!r:.80}: {unknown[0]!r:.40} is no option of a backend; those are "
+            f"{', '.join(BACKEND_OPTIONS)}",
+            param="guided_decoding_backend",
+        )
+    return key or None, options
 
 
 def constraint_of(fields: SamplingFields) -> str:

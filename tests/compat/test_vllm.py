@@ -100,7 +100,13 @@ def test_what_is_not_built_is_named(llm: Any, call: Any, message: str) -> None:
 def test_options_of_structured_outputs_are_passed_on() -> None:
     tag = '{"format": {"type": "any_text"}}'
     ours = GuidedDecodingParams(structural_tag=tag, backend="xgrammar:no-fallback").to_treadle()
-    assert (ours.structural_tag, ours.backend) == (tag, "xgrammar:no-fallback")
+    assert (ours.structural_tag, ours.backend) == (tag, "xgrammar")
+    old = GuidedDecodingParams(
+        regex="a", backend="guidance:disable-any-whitespace,no-additional-properties"
+    )
+    ours = old.to_treadle()
+    assert (ours.backend, ours.disable_any_whitespace) == ("guidance", True)
+    assert ours.disable_additional_properties
     given = GuidedDecodingParams(
         json={"type": "object"},
         disable_fallback=True,

@@ -153,8 +153,21 @@ def test_options_of_vllm(client: openai.OpenAI) -> None:
     }
     found = set(texts(client, count=12, extra_body={"structured_outputs": options}))
     assert found <= {"{}", '{"a":1}', '{"a":2}', '{"b":3}', '{"a":1,"b":3}', '{"a":2,"b":3}'}
-    auto = {"structured_outputs": {"choice": ["x"], "backend": "auto"}}
-    assert set(texts(client, extra_body=auto)) == {"x"}
+    for name in (
+        "auto",
+        "auto:no-fallback",
+        "guidance",
+        "outlines:no-fallback",
+        "lm-format-enforcer:no-fallback",
+    ):
+        fields = {"structured_outputs": {"choice": ["x"], "backend": name}}
+        assert set(texts(client, extra_body=fields)) == {"x"}
+    named = "guidance:no-fallback,disable-any-whitespace,no-additional-properties"
+    old = {"guided_json": schema, "guided_decoding_backend": named}
+    assert set(texts(client, count=12, extra_body=old)) <= found | {"{}", '{"a":1}', '{"a":2}', '{"b":3}',
+                                                                   '{"a":1,"b":3}', '{"a":2,"b":3}'}  # fmt: skip
+    with pytest.raises(openai.BadRequestError, match="'fast' is no option of a backend"):
+        texts(client, extra_body={**old, "guided_decoding_backend": "guidance:fast"})
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from process import Process, served
@@ -16,13 +18,14 @@ from treadle.config import PluginConfig
 from treadle.errors import PluginLoadError, RequestError
 from treadle.plugins import PluginManager
 from treadle.testing.grammars import ByteTokenizer
-from treadle.text.chat import Conversation, PreparedChat
+from treadle.text.chat import Conversation, PreparedChat, run_inline
 from treadle.text.parser_plugins import ParserPlugins
 from treadle.text.prompts import Prompt
 from treadle_server.chat.thinking_budget import budgeted
 
 SUM: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 MODEL: Any = "demo:treadle-demo"
+THOUGHT = r'"(reasoning|thinking)":"[^"]|"reasoning_text"'
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +52,56 @@ def test_a_thought_is_cut_in_requests(server: Process) -> None:
         assert thought(free) > thought(cut) > thought(none)
         assert all(x.choices[0].message.content for x in (free, cut, none))
         assert ask(50, thinks=False).choices[0].message.content
+        assert thought(ask(2**40)) == thought(free)
         with pytest.raises(openai.BadRequestError, match="0 or more") as error:
             ask(-1)
         assert error.value.param == "thinking_token_budget"
+
+
+def test_other_names_of_the_budget(server: Process) -> None:
+    """The Messages API's, and that of OpenRouter, which responses take as well."""
+    spellings: list[tuple[str, dict[str, Any], str]] = [
+        ("chat/completions", {"thinking": {"type": "enabled", "budget_tokens": 0}}, "messages"),
+        ("chat/completions", {"reasoning": {"enabled": True, "max_tokens": 0}}, "messages"),
+        ("messages", {"thinking": {"type": "enabled", "budget_tokens": 0}}, "messages"),
+        ("responses", {"reasoning": {"enabled": True, "max_tokens": 0}}, "input"),
+    ]
+    for route, fields, name in spellings:
+        limit = "max_output_tokens" if route == "responses" else "max_tokens"
+        thoughts = []
+        for budget in (0, 1000):
+            options = {
+                key: {k: budget if k.endswith("tokens") else v for k, v in value.items()}
+                for key, value in fields.items()
+            }
+            body = {"model": MODEL, name: SUM, "temperature": 0, limit: 120, **options}
+            answer = httpx.post(f"{server.url}/v1/{route}", json=body, timeout=60)
+            assert answer.status_code == 200 and "42" in answer.text, answer.text
+            thoughts.append(re.search(THOUGHT, answer.text) is not None)
+        assert thoughts == [False, True], (route, fields)
+
+
+def test_each_of_several_outputs_has_the_budget(server: Process) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+        body = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 2}
+        stream = client.chat.completions.create(
+            model=MODEL, messages=SUM, n=2, temperature=1, seed=1, max_tokens=60, stream=True,
+            stream_options={"include_usage": True}, extra_body=body,
+        )  # fmt: skip
+        *_, last = stream
+        details = last.usage and last.usage.completion_tokens_details
+        assert details is not None and 0 < (details.reasoning_tokens or 0) <= 2 * 4  # with the tags
+
+
+def test_a_hint_that_cannot_be_kept_costs_nothing() -> None:
+    parsers: Any = SimpleNamespace(reasoning_parser=None, tokenizer=None)
+    chat: Any = SimpleNamespace(params=SamplingParams(), plugins=parsers)
+    plugins = SimpleNamespace(logits_processors=["thinking_budget"])
+    context: Any = SimpleNamespace(engine=SimpleNamespace(config=SimpleNamespace(plugins=plugins)))
+    for hint in (5, -1, None):
+        assert run_inline(budgeted(context, None, chat, hint)) is chat.params
+    with pytest.raises(RequestError, match="none matches this model"):
+        run_inline(budgeted(context, 5, chat, 5))
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -55,6 +55,8 @@ class StructuredOutputsParams:
         schema = self.json
         if hasattr(schema, "model_json_schema"):
             schema = schema.model_json_schema()
+        backend, _, written = (self.backend or "").partition(":")
+        options = written.split(",")  # as vLLM 0.8 writes them
         return treadle.StructuredOutputsParams(
             json=schema,
             regex=self.regex,
@@ -63,9 +65,11 @@ class StructuredOutputsParams:
             json_object=self.json_object or None,
             whitespace_pattern=self.whitespace_pattern,
             structural_tag=self.structural_tag,
-            disable_any_whitespace=self.disable_any_whitespace,
-            disable_additional_properties=self.disable_additional_properties,
-            backend=self.backend,
+            disable_any_whitespace=self.disable_any_whitespace
+            or "disable-any-whitespace" in options,
+            disable_additional_properties=self.disable_additional_properties
+            or "no-additional-properties" in options,
+            backend=backend or None,
         )
 
 

@@ -161,14 +161,11 @@ class StructuredOutputManager:
     def _backends(self, backend_name: str | None) -> list[str]:
         """The backends that may serve a request, the best first."""
         installed = self._plugins.keys("structured_output")
-        backend_name = (backend_name or "").removesuffix(
-            ":no-fallback"
-        )  # vLLM's way to say what is so
-        backends = (
-            [backend_name]
-            if backend_name and backend_name != "auto"
-            else self._config.plugins.structured_output_backends
-        )
+        backends = [backend_name or "auto"]
+        if backends == ["auto"]:
+            backends = self._config.plugins.structured_output_backends
+        # No other is tried in place of one that is named, which vLLM wants to be said.
+        backends = [name.removesuffix(":no-fallback") for name in backends if name != "auto"]
         for name in backends:
             if name not in installed:
                 raise RequestError(
@@ -177,7 +174,7 @@ class StructuredOutputManager:
                     param="guided_decoding_backend",
                 )
         if backends:
-            return list(backends)
+            return backends
         if not installed:
             raise RequestError(
                 "structured output needs a backend and none is installed; for one of "

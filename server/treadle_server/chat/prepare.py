@@ -10,6 +10,7 @@ from treadle.api.sampling_params import BOUNDS, SamplingParams
 from treadle.errors import ContextLengthError, RequestError
 from treadle.text.chat import Conversation
 from treadle_server.chat.conversation import merged_turns, to_conversation
+from treadle_server.chat.thinking import budget_of
 from treadle_server.chat.thinking_budget import budgeted
 from treadle_server.context import ServerContext
 from treadle_server.generation import Generation
@@ -40,7 +41,7 @@ async def prepare_chat(
         created_time=int(time.time()),
         request=request,
         prompts=[chat.prompt],
-        params=await budgeted(context, request.thinking_token_budget, chat),
+        params=await budgeted(context, request.thinking_token_budget, chat, budget_of(request)),
         chat=chat,
     )
 

@@ -8,7 +8,7 @@ from treadle.errors import RequestError
 from treadle.text.chat import THINKING_SWITCHES
 from treadle_server.wire.chat import ChatRequest
 
-__all__ = ("hides_reasoning", "thinking_arguments")
+__all__ = ("budget_of", "hides_reasoning", "thinking_arguments")
 
 
 def thinking_arguments(request: ChatRequest) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def effort_of(request: ChatRequest) -> str | None:
 
 
 def budget_of(request: ChatRequest) -> int | None:
-    """Return how many tokens the thinking should take, which templates like that of Seed-OSS tell the model."""
+    """Return how many tokens the thinking should take: templates like that of Seed-OSS tell the model, too."""
     if request.thinking is not None and request.thinking.budget_tokens is not None:
         return request.thinking.budget_tokens
     return None if request.reasoning is None else request.reasoning.max_tokens

@@ -27,6 +27,8 @@ __all__ = ("budgeted", "with_thinking_budget")
 
 PROCESSOR = "thinking_budget"
 FIELD = "thinking_token_budget"
+MAX_BUDGET = 2**31
+"""More than any context has."""
 
 
 class ThoughtTags(msgspec.Struct, frozen=True):
@@ -50,14 +52,20 @@ def with_thinking_budget(engine: AsyncLLM) -> AsyncLLM:
 
 
 async def budgeted(
-    context: ServerContext, budget: int | None, chat: PreparedChat
+    context: ServerContext, budget: int | None, chat: PreparedChat, hint: int | None = None
 ) -> SamplingParams:
     """Return the parameters of a chat whose thought takes at most ``budget`` tokens.
 
+    ``hint`` is such a number that clients send whatever the model is; it is kept where it can be.
     Raises ``RequestError`` if thoughts of this model cannot be ended.
     """
     if budget is None:
-        return chat.params
+        if hint is None or hint < 0:
+            return chat.params
+        try:
+            return await budgeted(context, hint, chat)
+        except RequestError:
+            return chat.params
     if budget < 0:
         raise RequestError(f"{FIELD} is {budget}; it is 0 or more tokens", param=FIELD)
     if PROCESSOR not in context.engine.config.plugins.logits_processors:
@@ -88,7 +96,7 @@ async def budgeted(
         )
     others = (token_of(parsers.tokenizer, tag) for tag in tags.others)
     arguments = {
-        "max_tokens": budget,
+        "max_tokens": min(budget, MAX_BUDGET),
         "prompt_tokens": len(chat.prompt.ids or ()),
         "begin": begin,
         "end": end,
