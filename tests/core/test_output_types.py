@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 import json
 import re
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from dataclasses import dataclass, make_dataclass
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import pytest
@@ -71,6 +71,27 @@ def test_models_of_pydantic() -> None:
         assert constraint is not None and "City" in json.dumps(constraint.json)
 
 
+def test_limits_of_pydantic_are_kept() -> None:
+    pydantic: Any = pytest.importorskip("pydantic")
+    small = Annotated[int, pydantic.Field(ge=3)]
+    known = make_dataclass("known", [("x", small)])
+    for given in (small, list[small], small | None, pydantic.conint(ge=3), known):  # type: ignore[valid-type]
+        constraint = SamplingParams(structured_outputs=given).structured_outputs
+        assert constraint is not None and '"minimum": 3' in json.dumps(constraint.json)
+
+
+def test_flags_of_patterns_are_kept() -> None:
+    for given, regex in (
+        (re.compile("a", re.IGNORECASE), "(?i)a"),
+        (re.compile("(?i)a"), "(?i)a"),
+        (re.compile("a.b", re.DOTALL | re.MULTILINE), "(?ms)a.b"),
+        (re.compile(r"\d"), r"\d"),
+    ):
+        assert SamplingParams(structured_outputs=given).structured_outputs == (
+            StructuredOutputsParams(regex=regex)
+        )
+
+
 def test_types_of_outlines() -> None:
     """The package need not be there: what has the name and the attribute of one is one."""
 
@@ -90,7 +111,9 @@ def test_types_of_outlines() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["[a-z]", object(), lambda: 1], ids=["text", "object", "function"]
+    "given",
+    ["[a-z]", object(), lambda: 1, re.compile(b"a")],
+    ids=["text", "object", "function", "bytes"],
 )
 def test_what_is_no_type(given: Any) -> None:
     with pytest.raises(RequestError, match="has no JSON schema") as error:

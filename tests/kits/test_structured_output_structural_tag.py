@@ -175,3 +175,12 @@ WRONG: list[tuple[Any, str]] = [
 def test_what_is_wrong_says_where(document: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         obeys(document, "")
+
+
+def test_patterns_are_those_of_other_regular_expressions() -> None:
+    """Slashes may be escaped or not, anchors around say nothing, and digits are those of ASCII."""
+    for pattern in (r"a/b\/c\d", r"^a/b\/c\d$"):
+        for format in ({"type": "regex", "pattern": pattern}, tag(type="regex", pattern=pattern)):
+            around = ("<c>", "</c>") if format["type"] == "tag" else ("", "")
+            assert obeys({"format": format}, "a/b/c7".join(around))
+            assert not obeys({"format": format}, "a/b/c٧".join(around))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import re
 import sys
@@ -33,8 +32,10 @@ def constraint_of_type(output_type: Any) -> dict[str, Any]:
     """
     if isinstance(output_type, Mapping):
         return {"json": dict(output_type)}
-    if isinstance(output_type, re.Pattern):
-        return {"regex": output_type.pattern}
+    if isinstance(output_type, re.Pattern) and isinstance(output_type.pattern, str):
+        flags = "".join(name for name in "imsx" if output_type.flags & re.RegexFlag[name.upper()])
+        is_said = not flags or output_type.pattern.startswith(f"(?{flags})")
+        return {"regex": output_type.pattern if is_said else f"(?{flags}){output_type.pattern}"}
     name = type(output_type).__name__
     if type(output_type).__module__.partition(".")[0] == "outlines" and name in OUTLINES:
         attribute, field = OUTLINES[name]
@@ -49,24 +50,24 @@ def constraint_of_type(output_type: Any) -> dict[str, Any]:
 
 def _schema(output_type: Any) -> dict[str, Any]:
     if hasattr(output_type, "model_json_schema"):
-        schema: dict[str, Any] = output_type.model_json_schema()
-        return schema
-    reason: object = "it is a text"
-    if not isinstance(output_type, str):
-        try:
-            return msgspec.json.schema(output_type)
-        except (TypeError, RuntimeError) as error:
-            reason = error
-        pydantic = sys.modules.get("pydantic")
-        if (
-            pydantic is not None and get_origin(output_type) is not None
-        ):  # of lists of models, and so on
-            with contextlib.suppress(Exception):
-                return cast("dict[str, Any]", pydantic.TypeAdapter(output_type).json_schema())
-    raise RequestError(
-        f"structured_outputs is {output_type!r:.80}, which has no JSON schema: {reason}",
-        param="structured_outputs",
-    )
+        return cast("dict[str, Any]", output_type.model_json_schema())
+    pydantic = sys.modules.get("pydantic")  # whose types are there only if it is
+    try:
+        if pydantic is not None and _is_of_pydantic(output_type):
+            return cast("dict[str, Any]", pydantic.TypeAdapter(output_type).json_schema())
+        return msgspec.json.schema(output_type)
+    except Exception as error:  # of pydantic, too
+        raise RequestError(
+            f"structured_outputs is {output_type!r:.80}, which has no JSON schema: {error}",
+            param="structured_outputs",
+        ) from error
+
+
+def _is_of_pydantic(part: Any) -> bool:
+    """Whether a type has parts or limits of pydantic, which msgspec does not read or passes over."""
+    own = type(part).__module__.startswith(("pydantic", "annotated_types"))
+    parts = (*get_args(part), *getattr(part, "__annotations__", {}).values())
+    return own or hasattr(part, "__pydantic_core_schema__") or any(map(_is_of_pydantic, parts))
 
 
 def _one_of(values: list[Any]) -> dict[str, Any]:

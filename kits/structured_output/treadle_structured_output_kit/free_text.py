@@ -7,6 +7,7 @@ ends with the tag, and has none before.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ __all__ = (
     "Literal",
     "Part",
     "any_of",
+    "between_slashes",
     "end_of",
     "escaped",
     "free_text",
@@ -103,6 +105,13 @@ def escaped(text: str) -> str:
     is_plain = [char.isalnum() or char in SAFE or ord(char) > 127 for char in text]
     return "".join(
         c if plain else f"\\x{{{ord(c):x}}}" for c, plain in zip(text, is_plain, strict=True)
+    )
+
+
+def between_slashes(pattern: str) -> str:
+    """Return a pattern as it is written between slashes."""
+    return re.sub(
+        r"\\.|/", lambda found: r"\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL
     )
 
 

@@ -7,13 +7,13 @@ other grammars each rule that is.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle_structured_output_kit.free_text import (
     Branch,
     any_of,
+    between_slashes,
     free_text,
     quoted,
     spelled,
@@ -226,10 +226,7 @@ def _macro(macro: Macro) -> str:
             flags = str(options.get("flags", ""))
             if not FLAGS.issuperset(flags):
                 raise ValueError(f"the flags {flags} of Regex are not supported; i, m and s are")
-            pattern = re.sub(
-                r"\\.|/", lambda found: r"\/" if found[0] == "/" else found[0], pattern
-            )
-            return f"/{pattern}/{flags}"
+            return f"/{between_slashes(pattern)}/{flags}"
         case Macro("Substring", chunks) if chunks and all(isinstance(x, str) for x in chunks):
             return f"%regex {json.dumps({'substring_chunks': [x for x in chunks if x]})}"
         case Macro("Token" | "ExcludeToken", ids) if ids and all(isinstance(i, int) for i in ids):

@@ -16,6 +16,7 @@ from treadle_structured_output_kit.free_text import (
     Literal,
     Part,
     any_of,
+    between_slashes,
     end_of,
     escaped,
     free_text,
@@ -191,7 +192,7 @@ class _Rules:
         )
 
     def _regex(self, pattern: str, ends: Sequence[Literal]) -> str:
-        body = pattern.replace("/", r"\/")
+        body = between_slashes(normalize_patterns(GrammarSpec("regex", pattern)).source)
         if not ends:
             return self._lexeme(f"/{body}/")
         options = []
