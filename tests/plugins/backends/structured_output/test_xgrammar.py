@@ -32,6 +32,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"enum": ["a", 1], "type": "string"}, "type beside enum"),
     ({"anyOf": [{"type": "string"}], "type": "object"}, "type beside anyOf"),
     ({"not": {"type": "string"}}, "^not, at"),
+    (
+        {"type": "array", "items": {"type": "string", "maxLength": 1001}},
+        "more than 1000 characters, at",
+    ),
+    ({"type": "string", "minLength": 1001}, "more than 1000 characters"),
 ]
 
 
@@ -45,6 +50,27 @@ def test_what_the_library_would_ignore_is_refused(schema: dict[str, Any], messag
     assert re.search(message, reason or "")
     lenient = GrammarSpec("json_schema", json.dumps(schema), {"strict": False})
     assert compiler().unsupported_reason(lenient) is None
+
+
+@pytest.mark.parametrize(
+    "schema", [{"minLength": 1}, {"maxLength": 3}, {"minLength": 1, "maxLength": 3}], ids=range(3)
+)
+def test_texts_with_a_length_are_json(schema: dict[str, Any]) -> None:
+    """The library alone takes control characters there."""
+    pytest.importorskip("xgrammar")
+    root = {"type": "object", "properties": {"maxLength": {"type": "string", **schema}}}
+    tokenizer = SmallTokenizer()
+    grammar = compiler().compile(GrammarSpec("json_schema", json.dumps(root)))
+    for text, is_valid in (
+        ("a", True),
+        ("é日", True),
+        ("", "minLength" not in schema),
+        ("\x01", False),
+        ("\n", False),
+    ):
+        matcher = grammar.matcher()
+        tokens = tokenizer.encode(f'{{"maxLength": "{text}"}}')
+        assert (all(map(matcher.accept_token, tokens)) and matcher.is_accepting) == is_valid, text
 
 
 def test_special_tokens_are_no_text() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treadle.api.types import Tokenizer
+from treadle_structured_output_kit.drafts import map_children
 from treadle_structured_output_kit.formats import FORMATS, dates_as_patterns
 from treadle_structured_output_kit.json_schema import ASSERTIONS, disjoint, subschemas, types_of
 
@@ -37,6 +38,9 @@ IGNORED = frozenset(
         "uniqueItems",
     }
 )
+LENGTHS = ("minLength", "maxLength")
+MAX_LENGTH = 1000
+"""Characters; compiling takes time with its square."""
 # Where one of these stands, the library looks at nothing else, or not at all of it.
 ALONE = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 NOT_FORMATS = frozenset(
@@ -45,8 +49,21 @@ NOT_FORMATS = frozenset(
 
 
 def prepared(schema: Any) -> Any:
-    """Return a schema that means the same to the library: it takes dates that no calendar has."""
-    return dates_as_patterns(schema)
+    """Return a schema that means the same to the library: it takes dates that no calendar has, and control
+    characters, which are no JSON, in texts with a length."""
+    return _lengths_as_patterns(dates_as_patterns(schema))
+
+
+def _lengths_as_patterns(schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    new = map_children(schema, _lengths_as_patterns)
+    if new.get("type") == "string" and not new.keys() & {"pattern", "format"}:
+        least, most = new.get("minLength", 0), new.get("maxLength")
+        if (least or most is not None) and least <= MAX_LENGTH and (most or 0) <= MAX_LENGTH:
+            new = {k: v for k, v in new.items() if k not in LENGTHS}
+            new["pattern"] = f"^.{{{int(least)},{'' if most is None else int(most)}}}$"
+    return new
 
 
 def refusal(schema: Any) -> str | None:
@@ -91,6 +108,8 @@ def _typed(schema: Mapping[str, Any], keywords: frozenset[str]) -> str | None:
     pattern = schema.get("pattern")
     if isinstance(pattern, str) and not (pattern.startswith("^") and pattern.endswith("$")):
         return "a pattern without anchors around it"
+    if schema.get("type") == "string" and keywords & set(LENGTHS):
+        return f"a text with a length of more than {MAX_LENGTH} characters"
     if missing := [x for x in schema.get("required", ()) if x not in schema.get("properties", {})]:
         return f"required of {missing[0]!r:.60}, which is no property"
     if "multipleOf" in schema and schema.get("type") != "integer":
