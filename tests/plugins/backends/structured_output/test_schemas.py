@@ -189,3 +189,17 @@ def test_what_it_cannot_hold_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=reason):
         compile_schema(backends[:1], schema)
+
+
+@pytest.mark.parametrize("name", ["llguidance", "outlines", "lm-format-enforcer"])
+def test_any_value_stands_for_itself_alone(name: str, backends: list[GrammarCompiler]) -> None:
+    """outlines-core writes it as alternatives without brackets: one was the whole output."""
+    backend = next(backend for backend in backends if backend.name == name)
+    schema = {"type": "object", "properties": {"a": {}, "b": {"title": "x"}}, "required": ["a"]}
+    spec = grammar_spec(StructuredOutputsParams(json=schema))
+    if backend.unsupported_reason(spec) is not None:
+        return
+    grammar = backend.compile(spec)
+    assert accepts(grammar, {"a": 1}) and accepts(grammar, {"a": "x", "b": None})
+    for value in (None, ":", 1, [], {"b": 1}):
+        assert not accepts(grammar, value), value

@@ -37,6 +37,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "more than 1000 characters, at",
     ),
     ({"type": "string", "minLength": 1001}, "more than 1000 characters"),
+    ({"type": "string", "pattern": "^[^@]{0,255}$"}, "counts more than 20 characters"),
 ]
 
 
@@ -53,7 +54,14 @@ def test_what_the_library_would_ignore_is_refused(schema: dict[str, Any], messag
 
 
 @pytest.mark.parametrize(
-    "schema", [{"minLength": 1}, {"maxLength": 3}, {"minLength": 1, "maxLength": 3}], ids=range(3)
+    "schema",
+    [
+        {"minLength": 1},
+        {"maxLength": 255},
+        {"minLength": 1, "maxLength": 3},
+        {"pattern": "^.{0,20}$"},
+    ],
+    ids=range(4),
 )
 def test_texts_with_a_length_are_json(schema: dict[str, Any]) -> None:
     """The library alone takes control characters there."""
@@ -66,6 +74,8 @@ def test_texts_with_a_length_are_json(schema: dict[str, Any]) -> None:
         ("é日", True),
         ("", "minLength" not in schema),
         ("\x01", False),
+        ("日\n", False),
+        ('a"b', False),
         ("\n", False),
     ):
         matcher = grammar.matcher()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outlines_core import Guide, Index, Vocabulary
@@ -19,7 +20,9 @@ from treadle_structured_output_kit.bitmask import (
     write_row,
 )
 from treadle_structured_output_kit.dialect import normalize_patterns
+from treadle_structured_output_kit.drafts import map_children
 from treadle_structured_output_kit.formats import dates_as_patterns
+from treadle_structured_output_kit.json_schema import ASSERTIONS
 from treadle_structured_output_kit.regex import choice_regex
 from treadle_structured_output_kit.vocabulary import text_tokens
 
@@ -172,8 +175,17 @@ class _Matcher:
 
 
 def _schema(spec: GrammarSpec) -> Any:
-    """The schema as the library gets it: its own dates have 30 days in February."""
-    return dates_as_patterns(json.loads(normalize_patterns(spec).source))
+    """The schema as the library gets it: its own dates have 30 days in February, and it writes any value
+    as alternatives without brackets around them, so that one would stand for all that is around it."""
+    return _bracketed(dates_as_patterns(json.loads(normalize_patterns(spec).source)))
+
+
+def _bracketed(schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    if not ASSERTIONS & schema.keys():
+        return {**schema, "anyOf": [{}]}
+    return map_children(schema, _bracketed)
 
 
 def _ascii_digit(escape: re.Match[str]) -> str:

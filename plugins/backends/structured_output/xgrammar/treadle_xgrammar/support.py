@@ -6,6 +6,7 @@ Found by the examples of ``tools/schema_keywords.py`` and the instances of MaskB
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +42,12 @@ IGNORED = frozenset(
 LENGTHS = ("minLength", "maxLength")
 MAX_LENGTH = 1000
 """Characters; compiling takes time with its square."""
+PLAIN = r'[^"\\\x00-\x1f]'
+"""A character that a JSON text has as it is. The library leaves the others out by itself, but not where a
+repeat has many counts."""
+FEW = 20
+COUNTS = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+WIDE = re.compile(r"(?<!\\)\.|\[\^|\\[SWD]")
 # Where one of these stands, the library looks at nothing else, or not at all of it.
 ALONE = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 NOT_FORMATS = frozenset(
@@ -62,7 +69,7 @@ def _lengths_as_patterns(schema: Any) -> Any:
         least, most = new.get("minLength", 0), new.get("maxLength")
         if (least or most is not None) and least <= MAX_LENGTH and (most or 0) <= MAX_LENGTH:
             new = {k: v for k, v in new.items() if k not in LENGTHS}
-            new["pattern"] = f"^.{{{int(least)},{'' if most is None else int(most)}}}$"
+            new["pattern"] = f"^{PLAIN}{{{int(least)},{'' if most is None else int(most)}}}$"
     return new
 
 
@@ -108,6 +115,8 @@ def _typed(schema: Mapping[str, Any], keywords: frozenset[str]) -> str | None:
     pattern = schema.get("pattern")
     if isinstance(pattern, str) and not (pattern.startswith("^") and pattern.endswith("$")):
         return "a pattern without anchors around it"
+    if isinstance(pattern, str) and _counts_many(pattern):
+        return f"a pattern that counts more than {FEW} characters, quotes among them,"
     if schema.get("type") == "string" and keywords & set(LENGTHS):
         return f"a text with a length of more than {MAX_LENGTH} characters"
     if missing := [x for x in schema.get("required", ()) if x not in schema.get("properties", {})]:
@@ -119,6 +128,16 @@ def _typed(schema: Mapping[str, Any], keywords: frozenset[str]) -> str | None:
     if isinstance(schema.get("type"), list) and keywords - {"type"}:
         return "several types with other rules"
     return None
+
+
+def _counts_many(pattern: str) -> bool:
+    """Whether a pattern counts beyond ``FEW`` what may be a quote or a control character."""
+    counts = [int(count) for found in COUNTS.finditer(pattern) for count in found.groups() if count]
+    return (
+        not pattern.startswith(f"^{PLAIN}{{")
+        and WIDE.search(pattern) is not None
+        and max(counts, default=0) > FEW
+    )
 
 
 def _beside(shape: str, schema: Mapping[str, Any], others: list[str]) -> str | None:
