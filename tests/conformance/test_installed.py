@@ -111,6 +111,8 @@ ABOUT: dict[str, type] = {
     "model_sources:newest": Newest,
     "load_formats:safetensors": Safetensors,
     "load_formats:bitsandbytes": Safetensors,
+    "load_formats:hqq": Safetensors,
+    "load_formats:torchao": Safetensors,
     "load_formats:pt": Torch,
     "logits_processors:repetition_window": RepetitionWindow,
     "logits_processors:thinking_budget": ThinkingBudget,

@@ -27,7 +27,7 @@ def detect_format(files: ModelFiles) -> str | None:
     quantization = files.config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     if matching(files.names, WEIGHTS[DETECTED]):
-        return "bitsandbytes" if method == "bitsandbytes" else DETECTED
+        return str(method) if method in ("bitsandbytes", "hqq", "quark", "torchao") else DETECTED
     return "gguf" if method == "gguf" else None
 
 

@@ -13,7 +13,6 @@ INSTEAD = {
     "exl2": "ExLlama alone reads it; use a GPTQ or AWQ checkpoint, or GGUF for other sizes",
     "exl3": "ExLlama alone reads it; use a GPTQ or AWQ checkpoint, or GGUF for other sizes",
     "higgs": "use an AWQ or GPTQ checkpoint of four bits",
-    "hqq": "use an AWQ or GPTQ checkpoint of four bits",
     "ipex": f"{REPACKED}: set --quantization awq or gptq by the tool that wrote it",
     "marlin": f"its words are packed for one kernel; {REPACKED}",
     "gptq_marlin_24": "2:4 sparsity is not served; use a GPTQ checkpoint without it",
@@ -25,7 +24,6 @@ INSTEAD = {
     "quip": "use an AWQ or GPTQ checkpoint, or GGUF for 2 to 3 bits",
     "spqr": "use an AWQ or GPTQ checkpoint, or GGUF for 2 to 3 bits",
     "squeezellm": "use an AWQ or GPTQ checkpoint of four bits",
-    "torchao": "save it with compressed-tensors, or load the original with --quantization fp8",
     "tpu_int8": "it is made for TPUs; load the original with --quantization fp8",
     "vptq": "use an AWQ or GPTQ checkpoint, or GGUF for 2 to 3 bits",
 }

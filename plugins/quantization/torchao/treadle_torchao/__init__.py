@@ -1,0 +1,44 @@
+"""Checkpoints of torchao (int8, int4 and FP8 weights) for treadle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from treadle.api.hookspecs import impl
+
+if TYPE_CHECKING:
+    from treadle.api.cache import DeviceInfo
+    from treadle.api.files import ModelFiles, WeightLoader
+    from treadle.api.models import QuantizationScheme
+
+__all__ = ("treadle_load_format", "treadle_quantization")
+
+KEY = "torchao"
+
+
+@impl
+def treadle_load_format(format: str, files: ModelFiles) -> WeightLoader | None:
+    """Open safetensors in which torchao has stored matrices."""
+    if format != KEY:
+        return None
+    from treadle_torchao.config import read_config
+    from treadle_torchao.loader import torchao_loader
+    from treadle_weights_kit.mapped import SafetensorsLoader
+
+    stored = files.config.get("quantization_config")
+    config = read_config(stored) if isinstance(stored, dict) else None
+    return torchao_loader(SafetensorsLoader(files), config)
+
+
+@impl
+def treadle_quantization(
+    method: str, checkpoint: Mapping[str, Any], device: DeviceInfo
+) -> QuantizationScheme | None:
+    """Read the ``quantization_config`` of a checkpoint of torchao."""
+    if method != KEY:
+        return None
+    from treadle_torchao.config import read_config
+    from treadle_torchao.scheme import TorchAoScheme
+
+    return TorchAoScheme(read_config(checkpoint), device)
