@@ -112,6 +112,7 @@ ABOUT: dict[str, type] = {
     "load_formats:safetensors": Safetensors,
     "load_formats:bitsandbytes": Safetensors,
     "load_formats:hqq": Safetensors,
+    "load_formats:quark": Safetensors,
     "load_formats:torchao": Safetensors,
     "load_formats:pt": Torch,
     "logits_processors:repetition_window": RepetitionWindow,

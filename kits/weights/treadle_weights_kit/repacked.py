@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ("RepackedLoader", "Matrix")
+__all__ = ("Matrix", "RepackedLoader")
 
 AGAIN = "the file is damaged or is not what config.json says; download it again"
 
@@ -89,27 +89,27 @@ Convert = Callable[[Matrix], Mapping[str, "Tensor"]]
 class RepackedLoader:
     """See ``treadle.api.files.WeightLoader``.
 
-    A matrix is what has a tensor whose last component is ``mark``; ``leaves`` are those that belong to
-    it, and ``needed`` says which a matrix must have, by its path. ``convert`` returns its tensors by last component, of which
+    A matrix is what has a tensor whose last component is one of ``marks``; ``leaves`` also belong to it, and ``needed`` says which a matrix must have, by its path. ``convert`` returns its tensors by last component, of which
     ``weight`` is one.
     """
 
     def __init__(
         self,
         files: Files,
-        mark: str,
+        marks: Sequence[str],
         leaves: Sequence[str],
         needed: Callable[[str], Sequence[str]],
         convert: Convert,
     ) -> None:
-        self._files, self._mark, self._convert = files, mark, convert
-        self._leaves, self._needed = frozenset(leaves) | {mark}, needed
-        self._repacked: frozenset[str] = frozenset()
+        self._files, self._marks, self._convert = files, tuple(marks), convert
+        self._leaves, self._needed = frozenset((*leaves, *marks)), needed
+        self._first: dict[str, str] = {}
+        """By matrix, the name of its first tensor."""
 
     def tensors(self, should_load: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
         """Raises ``CheckpointError`` with the tensor and the file that cannot be right."""
         matrices = self._matrices()
-        self._repacked = frozenset(matrices)
+        self._first = {path: f"{path}.{min(parts)}" for path, parts in matrices.items()}
         wanted = {path for path in matrices if should_load(f"{path}.weight")}
 
         def is_wanted(name: str) -> bool:
@@ -127,15 +127,16 @@ class RepackedLoader:
             parts = seen.setdefault(path, {})
             parts[leaf] = tensor
             if len(parts) == len(matrices[path]):
-                file = self._files.file_of(f"{path}.{self._mark}")
+                file = self._files.file_of(self._first[path])
                 repacked = self._convert(Matrix(path, seen.pop(path), file))
                 for leaf, part in repacked.items():
                     if leaf == "weight" or should_load(f"{path}.{leaf}"):
                         yield f"{path}.{leaf}", part
 
     def file_of(self, name: str) -> str:
-        path = name.rpartition(".")[0]
-        return self._files.file_of(f"{path}.{self._mark}" if path in self._repacked else name)
+        path, _, leaf = name.rpartition(".")
+        first = self._first.get(path, name) if leaf.startswith("weight") else name
+        return self._files.file_of(first)
 
     def _matrices(self) -> dict[str, set[str]]:
         """Return the tensors that each matrix has, by last component."""
@@ -148,7 +149,7 @@ class RepackedLoader:
             return False
 
         list(self._files.tensors(note))
-        matrices = {path: parts for path, parts in found.items() if self._mark in parts}
+        matrices = {path: parts for path, parts in found.items() if parts & {*self._marks}}
         lacking = sorted(
             f"{path}.{leaf}"
             for path, parts in matrices.items()

@@ -20,7 +20,6 @@ INSTEAD = {
     "neuron_quant": "it is compiled for Neuron devices; load the original with --quantization fp8",
     "qqq": "use a compressed-tensors checkpoint of W8A8, or AWQ for four bits",
     "quanto": "load the original with --quantization fp8, or use an AWQ checkpoint",
-    "quark": "export it in the format compressed-tensors, or load the original with --quantization fp8",
     "quip": "use an AWQ or GPTQ checkpoint, or GGUF for 2 to 3 bits",
     "spqr": "use an AWQ or GPTQ checkpoint, or GGUF for 2 to 3 bits",
     "squeezellm": "use an AWQ or GPTQ checkpoint of four bits",

@@ -6,6 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+from treadle_hqq.loader import hqq_loader
+from treadle_quark.config import read_config as read_quark
+from treadle_quark.loader import quark_loader
+from treadle_torchao.config import read_config as read_torchao
+from treadle_torchao.loader import torchao_loader
+
+from treadle.testing.packing import Format
 
 __all__ = ("FILE", "InMemory", "as_loaded")
 
@@ -26,6 +33,14 @@ class InMemory:
         return FILE
 
 
-def as_loaded(loader: Callable[[Any], Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a load format makes of the tensors. Raises what it raises."""
-    return dict(loader(InMemory(tensors)).tensors(lambda _: True))
+def as_loaded(format: Format, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the load format of a method makes of the tensors, if it has one. Raises what that raises."""
+    config = format.config()
+    loaders: Mapping[str, Callable[[Any], Any]] = {
+        "hqq": hqq_loader,
+        "quark": lambda files: quark_loader(files, read_quark(config)),
+        "torchao": lambda files: torchao_loader(files, read_torchao(config)),
+    }
+    files = InMemory(tensors)
+    loader = loaders.get(config["quant_method"], lambda files: files)(files)
+    return dict(loader.tensors(lambda _: True))

@@ -11,7 +11,6 @@ from quantized_formats.hqq import HqqFormat
 from quantized_formats.loaded import as_loaded
 from torch import Tensor
 from treadle_hqq.config import read_config
-from treadle_hqq.loader import hqq_loader
 from treadle_hqq.scheme import HqqScheme
 
 from treadle.api.cache import DeviceInfo
@@ -61,7 +60,7 @@ class TestHqq(PluginSuite, QuantizationSuite):
         dtype: torch.dtype,
         tp_group: Communicator | None = None,
     ) -> QuantizedLinear:
-        return super().load(format, layer, as_loaded(hqq_loader, tensors), dtype, tp_group)
+        return super().load(format, layer, as_loaded(format, tensors), dtype, tp_group)
 
 
 def test_kinds_of_layers_have_their_own_bits() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from quantized_formats.loaded import as_loaded
 from quantized_formats.torchao import TorchAoFormat, typed
 from torch import Tensor
 from treadle_torchao.config import read_config
-from treadle_torchao.loader import torchao_loader
 from treadle_torchao.scheme import TorchAoScheme
 
 from treadle.api.cache import DeviceInfo
@@ -72,8 +70,7 @@ class TestTorchAo(PluginSuite, QuantizationSuite):
         dtype: torch.dtype,
         tp_group: Communicator | None = None,
     ) -> QuantizedLinear:
-        loader = partial(torchao_loader, config=read_config(format.config()))
-        return super().load(format, layer, as_loaded(loader, tensors), dtype, tp_group)
+        return super().load(format, layer, as_loaded(format, tensors), dtype, tp_group)
 
 
 def test_layers_by_name() -> None:
@@ -101,7 +98,4 @@ def test_tensors_of_other_layouts_are_named(leaf: str) -> None:
     tensors = pack(format, Layer(64, (32,)))[0]
     path = next(iter(tensors)).rpartition(".")[0]
     with pytest.raises(CheckpointError, match=rf"{path}._weight_{leaf} in model.safetensors"):
-        as_loaded(
-            partial(torchao_loader, config=read_config(format.config())),
-            {**tensors, f"{path}._weight_{leaf}": torch.ones(1)},
-        )
+        as_loaded(format, {**tensors, f"{path}._weight_{leaf}": torch.ones(1)})

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from treadle_hqq.config import BITS
 from treadle_layers_kit.affine import bytes_of_codes, stored_bits
-from treadle_weights_kit.repacked import RepackedLoader, Files, Matrix
+from treadle_weights_kit.repacked import Files, Matrix, RepackedLoader
 
 __all__ = ("hqq_loader", "rows")
 
@@ -30,7 +30,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 def hqq_loader(files: Files) -> RepackedLoader:
     """A loader of what HQQ stored in safetensors."""
-    return RepackedLoader(files, "W_q", LEAVES, lambda path: NEEDED, rows)
+    return RepackedLoader(files, ("W_q",), LEAVES, lambda path: NEEDED, rows)
 
 
 def rows(matrix: Matrix) -> Mapping[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from treadle_layers_kit.affine import bytes_of_codes, stored_bits
 from treadle_torchao.config import Config
-from treadle_weights_kit.repacked import RepackedLoader, Files, Matrix
+from treadle_weights_kit.repacked import Files, Matrix, RepackedLoader
 
 __all__ = ("torchao_loader",)
 
@@ -44,7 +44,7 @@ def torchao_loader(files: Files, config: Config | None) -> RepackedLoader:
         weights = config.weights(path) if config is not None else None
         return (SCALE, ZERO) if weights is not None and weights.pairs else (SCALE,)
 
-    return RepackedLoader(files, CODES, (SCALE, ZERO, *UNREAD), needed, convert)
+    return RepackedLoader(files, (CODES,), (SCALE, ZERO, *UNREAD), needed, convert)
 
 
 def _floats(matrix: Matrix) -> Mapping[str, Tensor]:

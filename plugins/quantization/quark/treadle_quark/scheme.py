@@ -1,0 +1,58 @@
+"""What the ``quantization_config`` of Quark means for the layers of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.api.cache import DeviceInfo
+from treadle.api.models import LinearMethod, LinearSpec
+from treadle.errors import UnsupportedModelError
+from treadle_layers_kit.affine import AffineLinear
+from treadle_layers_kit.small_floats import Fp4Linear, Fp8Linear
+from treadle_quark.config import FP4, FP8, Config
+
+__all__ = ("QuarkScheme",)
+
+# Scales of activations, which stay in the model's type, and of what is not cached.
+UNUSED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "q_scale")
+CACHED = ("k_proj", "v_proj", "qkv_proj")
+
+
+class QuarkScheme:
+    """Also ``SupportsWeightRenaming``: scales of activations are not read."""
+
+    name = "quark"
+
+    def __init__(self, config: Config, device: DeviceInfo) -> None:
+        self.config = config
+        self._cuda = device.type == "cuda"
+
+    def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
+        stored = {name: self.config.weights(name) for name in spec.names}
+        weights = stored[spec.names[0]]
+        if any(other != weights for other in stored.values()):
+            raise UnsupportedModelError(
+                f"{spec.prefix} fuses matrices that the checkpoint stores differently: "
+                + ", ".join(f"{name} ({w or 'in full'})" for name, w in stored.items())
+            )
+        if weights is None:
+            return None
+        if weights.dtype == FP4:
+            return Fp4Linear(weights.group, "weight")
+        if weights.dtype != FP8:
+            return AffineLinear(weights.bits, weights.group, cuda=self._cuda)
+        if weights.scheme == "per_block":
+            return Fp8Linear("block", weights.block)
+        return Fp8Linear("tensor" if weights.scheme == "per_tensor" else "channel")
+
+    def rename(self, name: str) -> str | None:
+        path, _, leaf = name.rpartition(".")
+        if leaf == "output_scale" and path.endswith(CACHED):
+            return name
+        return None if leaf in UNUSED else name
+
+    def experts_method(self, spec: Any) -> None:
+        return None
+
+    def kv_cache_dtype(self, layer: str) -> None:
+        return None
