@@ -9,14 +9,18 @@ the packages installed without their dependencies, this writes the tensors that 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from quantized_formats.awq import GemvFormat, rounded
 from quantized_formats.hqq import HqqFormat
 from quantized_formats.quark import QuarkFormat
 from quantized_formats.torchao import TorchAoFormat
@@ -35,6 +39,8 @@ class Reference:
     package: str
     like: Format
     by: Pack
+    inputs: int = 64
+    """Of the recorded matrix."""
 
     @property
     def optional(self) -> Sequence[str]:
@@ -87,6 +93,33 @@ def by_torchao(weight: Tensor, like: TorchAoFormat) -> Packed:
     return Packed(stored, layer[0].weight.dequantize().float())
 
 
+def by_autoawq(weight: Tensor, like: GemvFormat) -> Packed:
+    """AutoAWQ packs codes that it is given scales for; importing all of it needs an old transformers."""
+    module = _file_of("awq", f"modules/linear/{like.version}.py")
+    layer = module.WQLinear_GEMV if like.version == "gemv" else module.WQLinear_GEMVFast
+    codes, scales, zeros = rounded(weight, like.group)
+    spread = [t.repeat_interleave(like.group, dim=1) for t in (scales, zeros)]
+    expected = (codes - spread[1]) * spread[0]
+    packed = layer.from_linear(linear(expected), 4, like.group, scales=scales, zeros=zeros)
+    return Packed(dict(packed.state_dict()), expected)
+
+
+def _file_of(package: str, path: str) -> Any:
+    """Import one file of a package, without its other modules."""
+    found = importlib.util.find_spec(package)
+    assert found is not None and found.origin is not None
+    file = Path(found.origin).parent / path
+    tools = ModuleType(f"{package}.utils.module")
+    tools.try_import = lambda name: (None, "")  # type: ignore[attr-defined]
+    parents = {name: ModuleType(name) for name in (package, f"{package}.utils")}
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with patch.dict(sys.modules, {**parents, tools.__name__: tools}):
+        spec.loader.exec_module(module)
+    return module
+
+
 def by_quark(weight: Tensor, like: QuarkFormat) -> Packed:
     from quark.torch import ModelQuantizer
     from quark.torch.export.nn.modules.qparamslinear import QParamsLinear
@@ -137,6 +170,8 @@ def _quark_spec(like: QuarkFormat) -> dict[str, Any]:
 
 
 REFERENCES: Mapping[str, Reference] = {
+    "awq-gemv": Reference("awq", GemvFormat(), by_autoawq),
+    "awq-gemv-fast": Reference("awq", GemvFormat("gemv_fast"), by_autoawq, 128),
     "hqq-4": Reference("hqq", HqqFormat(4, 32), by_hqq),
     "hqq-4-float": Reference("hqq", HqqFormat(4, 32, as_float=True), by_hqq),
     "hqq-3": Reference("hqq", HqqFormat(3, 32), by_hqq),
@@ -158,12 +193,16 @@ def main() -> None:
     from safetensors.torch import save_file
 
     FOLDER.mkdir(exist_ok=True)
-    weight = torch.randn(48, 64, generator=torch.Generator().manual_seed(18)) * 0.05
-    weight[7] *= 5
+    only = sys.argv[1:]
     for name, reference in REFERENCES.items():
+        if only and name not in only:
+            continue
         if not reference.is_here:
             print(f"{name}: {reference.package} is not installed")
             continue
+        generator = torch.Generator().manual_seed(18)
+        weight = torch.randn(48, reference.inputs, generator=generator) * 0.05
+        weight[7] *= 5
         packed = reference.pack(weight)
         error = float((packed.weight - weight).norm() / weight.norm())
         assert 1e-4 < error < 0.7, (name, error)

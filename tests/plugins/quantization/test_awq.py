@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from quantized_formats.awq import GemvFormat
 from treadle_awq.config import read_config
 from treadle_awq.packing import unpack
 from treadle_awq.scheme import AwqScheme
@@ -28,11 +29,15 @@ class TestAwq(PluginSuite, QuantizationSuite):
         "old names": AwqFormat(
             64, {"bits": None, "w_bit": 4, "group_size": None, "q_group_size": 64}
         ),
+        "gemv": GemvFormat(),
+        "gemv, groups of 128": GemvFormat(group=128),
+        "gemv_fast": GemvFormat("gemv_fast", 64),
     }
     refused = {
         "bits": ({"bits": 3}, "3 bits"),
         "no number": ({"bits": "four"}, "'four'"),
-        "version": ({"version": "gemv_fast"}, "'gemv_fast'"),
+        "version": ({"version": "marlin"}, "'marlin'"),
+        "groups of gemv": ({"version": "gemv", "group_size": 16}, "group_size 16"),
         "group size": ({"group_size": 0}, "group_size 0"),
         "names": ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert"),
         "another method": ({"quant_method": "squeezellm"}, "'squeezellm'"),
@@ -64,6 +69,15 @@ def test_outputs_that_fill_no_word() -> None:
     layer = Layer(64, (24,), split="column")
     with pytest.raises(ConfigError, match="smaller tensor_parallel_size"):
         run_on_ranks(2, lambda ranks: fill(scheme(), layer, {}, torch.float32, tp_group=ranks))
+
+
+def test_runs_that_ranks_would_cut() -> None:
+    """96 inputs on each rank are one run of ``gemv_fast`` and a half."""
+    layer = Layer(192, (64,), split="row")
+    format = GemvFormat("gemv_fast")
+    built = AwqScheme(read_config(format.config()), DeviceInfo("cpu"))
+    with pytest.raises(ConfigError, match="runs of 64"):
+        run_on_ranks(2, lambda ranks: fill(built, layer, {}, torch.float32, tp_group=ranks))
 
 
 def test_a_fused_matrix_of_the_checkpoint() -> None:

@@ -15,6 +15,7 @@ from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
 __all__ = ("AwqConfig", "read_config")
 
 METHODS = ("awq", "awq_marlin")
+LAYOUTS = ("gemm", "gemv", "gemv_fast")
 AUTO_ROUND = ("auto_round:auto_awq", "auto_awq")
 
 
@@ -24,6 +25,7 @@ class AwqConfig:
 
     group_size: int
     unquantized: tuple[str, ...] = ()
+    layout: str = "gemm"
 
 
 def read_config(checkpoint: Mapping[str, Any]) -> AwqConfig:
@@ -49,10 +51,10 @@ def read_config(checkpoint: Mapping[str, Any]) -> AwqConfig:
             f"quantization_config says {bits} bits; AWQ checkpoints have 4 (for others: GPTQ)"
         )
     version = _first_value(checkpoint, "version", "format", "checkpoint_format", default="gemm")
-    if str(version).lower() != "gemm":
+    layout = str(version).lower()
+    if layout not in LAYOUTS:
         raise UnsupportedModelError(
-            f"quantization_config says version {version!r}; treadle-awq reads 'gemm' packing, which "
-            "nearly all AWQ checkpoints have"
+            f"quantization_config says version {version!r}; treadle-awq reads {', '.join(LAYOUTS)}"
         )
     group_size = _read_int(checkpoint, "group_size", "q_group_size", default=128)
     if group_size < 1 and group_size != -1:
@@ -65,7 +67,12 @@ def read_config(checkpoint: Mapping[str, Any]) -> AwqConfig:
         raise CheckpointError(
             f"quantization_config says modules_to_not_convert {names!r}; it must be a list of names"
         )
-    return AwqConfig(group_size, tuple(names))
+    if layout != "gemm" and group_size not in (32, 64) and group_size < 128:
+        raise UnsupportedModelError(
+            f"quantization_config says version {version!r} with group_size {group_size}; this packing has "
+            "32, 64, 128 and more"
+        )
+    return AwqConfig(group_size, tuple(names), layout)
 
 
 def _first_value(checkpoint: Mapping[str, Any], *keys: str, default: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ("dequantize", "unpack")
+__all__ = ("dequantize", "pack", "unpack")
 
 
 def unpack(packed: Tensor) -> Tensor:
@@ -20,6 +20,16 @@ def unpack(packed: Tensor) -> Tensor:
     shift = ((column >> 1) + (column & 1) * 4) * 4
     codes = torch.bitwise_right_shift(packed[..., None], shift).bitwise_and(15)
     return codes.flatten(-2)
+
+
+def pack(codes: Tensor) -> Tensor:
+    """The inverse of ``unpack``: int ``[rows, out]`` of codes 0 to 15 to int32 ``[rows, out / 8]``."""
+    column = torch.arange(8, dtype=torch.int32, device=codes.device)
+    shift = ((column >> 1) + (column & 1) * 4) * 4
+    nibbles = codes.to(torch.int32).unflatten(1, (-1, 8)) << shift
+    # Nibbles do not overlap, so that a sum is an or.
+    words: Tensor = nibbles.sum(-1, dtype=torch.int32)
+    return words
 
 
 def dequantize(

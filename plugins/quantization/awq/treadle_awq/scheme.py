@@ -17,7 +17,7 @@ from treadle_layers_kit import Shard, Sharded, empty_weight
 from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.quantized import CpuInt4, is_layer_skipped
 
-__all__ = ("AwqLinear", "AwqScheme")
+__all__ = ("AwqLinear", "AwqScheme", "frozen_parameter", "scale_dtype")
 
 # AutoAWQ quantizes the layers of a decoder and never its head.
 HEADS = ("lm_head",)
@@ -35,7 +35,12 @@ class AwqScheme:
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
         if is_layer_skipped(spec, (*HEADS, *self.config.unquantized)):
             return None
-        return AwqLinear(self.config.group_size, self._cuda)
+        if self.config.layout == "gemm":
+            return AwqLinear(self.config.group_size, self._cuda)
+        from treadle_awq.gemv import GemvFastLinear, GemvLinear
+
+        linear = GemvLinear if self.config.layout == "gemv" else GemvFastLinear
+        return linear(self.config.group_size, self._cuda)
 
     def experts_method(self, spec: Any) -> None:
         return None
@@ -73,13 +78,17 @@ class AwqLinear:
                 "word, so choose a smaller tensor_parallel_size"
             )
         self.first, self.dtype = inputs.start, spec.dtype
+        self.register(module, spec, inputs)
+
+    def register(self, module: nn.Module, spec: LinearSpec, inputs: Shard) -> None:
+        """Register the parameters in the layout of the checkpoint."""
         out, groups = sum(spec.out_features), inputs.total // self.group
         packed = empty_weight(
             (spec.in_features, out // 8), torch.int32, output_dim=1, output_block=8, input_dim=0
         )
         # Every rank gets the scales of all groups, because its inputs may begin inside a group.
         zeros = empty_weight((groups, out // 8), torch.int32, output_dim=1, output_block=8)
-        scales = empty_weight((groups, out), _scale_dtype(spec.dtype), output_dim=1)
+        scales = empty_weight((groups, out), scale_dtype(spec.dtype), output_dim=1)
         module.register_parameter("qweight", packed)
         module.register_parameter("qzeros", zeros)
         module.register_parameter("scales", scales)
@@ -113,8 +122,8 @@ class AwqLinear:
             return
         if scales.device.type == "cpu":
             scales, zeros = scales.float(), zeros.float()  # float16 is slow there
-        module.register_parameter("scales", _frozen_parameter(scales))
-        module.register_parameter("zeros", _frozen_parameter(zeros))
+        module.register_parameter("scales", frozen_parameter(scales))
+        module.register_parameter("zeros", frozen_parameter(zeros))
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.int4 is not None:
@@ -124,10 +133,10 @@ class AwqLinear:
         return y if bias is None else y + bias
 
 
-def _scale_dtype(dtype: torch.dtype) -> torch.dtype:
+def scale_dtype(dtype: torch.dtype) -> torch.dtype:
     """float16, which is what the checkpoints have, unless the model computes in float32."""
     return torch.float32 if dtype is torch.float32 else torch.float16
 
 
-def _frozen_parameter(data: Tensor) -> nn.Parameter:
+def frozen_parameter(data: Tensor) -> nn.Parameter:
     return nn.Parameter(data, requires_grad=False)
