@@ -87,7 +87,8 @@ class Experts(nn.Module):
 
     Checkpoints hold three matrices for each expert, ``INDEX.NAME.weight`` with the ``names`` of
     gate, up and down, or all of them stacked in ``gate_up_proj`` and ``down_proj`` as transformers 5
-    keeps them in memory (not where a scheme quantizes them one by one).
+    keeps them in memory (not where a scheme quantizes them one by one), with what belongs to these in
+    ``gate_up_proj_LEAF`` and ``down_proj_LEAF``.
     """
 
     def __init__(
@@ -127,8 +128,9 @@ class Experts(nn.Module):
 
     def locate(self, name_in_module: str) -> WeightTarget | None:
         """The slot of ``INDEX.NAME.LEAF``, or of a tensor that holds all experts."""
-        if name_in_module in ("gate_up_proj", "down_proj"):
-            fused_name = name_in_module.replace("_proj", "_weight")
+        if name_in_module.startswith(("gate_up_proj", "down_proj")) and "." not in name_in_module:
+            stack, _, leaf = name_in_module.partition("_proj")
+            fused_name = f"{stack}{leaf or '_weight'}"
             return WeightTarget(fused_name) if fused_name in self._parameters else None
         index, _, leaf = name_in_module.partition(".")
         name, _, leaf = leaf.rpartition(".")

@@ -8,7 +8,6 @@ REPACKED = "treadle-gptq and treadle-awq read the same four bits in their usual 
 INSTEAD = {
     "aqlm": "its codebooks have no kernel here; use an AWQ or GPTQ checkpoint, or GGUF for 2 to 3 bits",
     "deepspeedfp": "it has a layout of DeepSpeed's own; load the original with --quantization fp8",
-    "experts_int8": "load the checkpoint with --quantization fp8, which takes as much memory",
     "eetq": "load the original with --quantization fp8, which takes as much memory",
     "exl2": "ExLlama alone reads it; use a GPTQ or AWQ checkpoint, or GGUF for other sizes",
     "exl3": "ExLlama alone reads it; use a GPTQ or AWQ checkpoint, or GGUF for other sizes",

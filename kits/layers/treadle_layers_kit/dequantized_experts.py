@@ -1,0 +1,50 @@
+"""Experts whose matrices stay as small as they are stored, each dequantized when a token chose it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from treadle.api.models import ExpertsSpec
+from treadle_layers_kit.experts import DENSE, Gated, apply_all_experts, apply_by_expert
+
+__all__ = ("DequantizedExperts",)
+
+
+class DequantizedExperts:
+    """An ``ExpertsMethod``: subclasses register their parameters and say what a matrix is.
+
+    ``stack`` is ``gate_up`` (``[2 · inner, hidden]`` for each expert) or ``down`` (``[hidden, inner]``).
+    """
+
+    spec: ExpertsSpec
+
+    def create_weights(self, module: nn.Module, spec: ExpertsSpec) -> None:
+        self.spec = spec
+        self.register(module, "gate_up", 2 * spec.intermediate_size, spec.hidden_size)
+        self.register(module, "down", spec.hidden_size, spec.intermediate_size)
+
+    def register(self, module: nn.Module, stack: str, out: int, inputs: int) -> None:
+        """Register ``STACK_LEAF`` of this rank's outputs and inputs, with ``stack`` of all experts."""
+        raise NotImplementedError
+
+    def process_weights_after_loading(self, module: nn.Module) -> None:
+        """Bring the loaded parameters into the form that ``matrix`` reads."""
+
+    def matrix(self, module: Any, stack: str, expert: int) -> Tensor:
+        """Return one matrix: a new tensor, float32 ``[out, in]``."""
+        raise NotImplementedError
+
+    def apply(self, module: Any, x: Tensor, topk_ids: Tensor, activation: Gated) -> Tensor:
+        """``[tokens, k, hidden]``. Few tokens on a GPU wait for nothing: all experts see them."""
+
+        def run(expert: int, rows: Tensor) -> Tensor:
+            inner = F.linear(rows, self.matrix(module, "gate_up", expert).to(x.dtype))
+            down = self.matrix(module, "down", expert).to(x.dtype)
+            return F.linear(activation(inner), down)
+
+        if x.device.type != "cpu" and len(x) <= DENSE:
+            return apply_all_experts(x, topk_ids, run, self.spec.experts)
+        return apply_by_expert(x, topk_ids, run)
