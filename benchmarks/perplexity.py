@@ -38,6 +38,10 @@ sys.path.append(str(ROOT / "tests/conformance"))
 from quantized_formats.bitsandbytes import FourBitFormat  # noqa: E402
 from quantized_formats.compressed_tensors import Fp4Format  # noqa: E402
 from quantized_formats.gguf_blocks import GgufFormat  # noqa: E402
+from quantized_formats.hqq import HqqFormat  # noqa: E402
+from quantized_formats.mxfp4 import Mxfp4Format  # noqa: E402
+from quantized_formats.quark import QuarkFormat  # noqa: E402
+from quantized_formats.torchao import TorchAoFormat  # noqa: E402
 from treadle_command_quantize.conversion import convert  # noqa: E402
 from treadle_command_quantize.rounding import recipe_of  # noqa: E402
 
@@ -90,6 +94,9 @@ ROWS = (
     Row("8 bits, outputs", "treadle quantize -m int8", converted("int8")),
     Row("8 bits, outputs", BNB, None, online(BNB, type="int8")),
     Row("8 bits, groups of 128", "gptq", gptq(8)),
+    Row("8 bits, outputs", "torchao", packed(TorchAoFormat())),
+    Row("FP8, outputs", "torchao", packed(TorchAoFormat("fp8"))),
+    Row("FP8, matrix", "quark", packed(QuarkFormat())),
     Row("Q8_0", "gguf", packed(GgufFormat("Q8_0"))),
     Row("Q6_K", "gguf", packed(GgufFormat("Q6_K"))),
     Row("Q5_1", "gguf", packed(GgufFormat("Q5_1"))),
@@ -97,15 +104,21 @@ ROWS = (
     Row("4 bits, groups of 128", "treadle quantize -m int4", converted("int4")),
     Row("4 bits, groups of 128", "awq", packed(AwqFormat(128))),
     Row("4 bits, groups of 128", "gptq", gptq(4)),
+    Row("4 bits, groups of 64", "hqq", packed(HqqFormat(4, 64))),
+    Row("4 bits, groups of 128", "torchao", packed(TorchAoFormat("int4", group=128))),
+    Row("4 bits, groups of 128", "quark", packed(QuarkFormat("uint4", "per_group", 128))),
     Row("NF4, blocks of 64", BNB, None, online(BNB, type="nf4")),
     Row("NF4, double quantization", BNB, packed(FourBitFormat(double=True))),
     Row("FP4, blocks of 64", BNB, None, online(BNB, type="fp4")),
     Row("NVFP4, groups of 16", "compressed-tensors", packed(Fp4Format())),
     Row("MXFP4, groups of 32", "compressed-tensors", packed(Fp4Format(32))),
+    Row("MXFP4, groups of 32", "mxfp4", packed(Mxfp4Format())),
     Row("Q4_0", "gguf", packed(GgufFormat("Q4_0"))),
     Row("IQ4_NL", "gguf", packed(GgufFormat("IQ4_NL"))),
     Row("3 bits, groups of 128", "gptq", gptq(3)),
+    Row("3 bits, groups of 64", "hqq", packed(HqqFormat(3, 64))),
     Row("2 bits, groups of 128", "gptq", gptq(2)),
+    Row("2 bits, groups of 16", "hqq", packed(HqqFormat(2, 16))),
 )
 
 

@@ -123,6 +123,8 @@ def test_every_byte_of_fp8_is_told() -> None:
         ("a.absmax", [0.0, 0.0], False),
         ("a.absmax", [-0.001, 0.5], True),
         ("a.SCB", [-1.0, 1.0], False),
+        ("a.qzeros", [-3.0, 0.0], True),
+        ("a.qzeros", [INF], False),
     ],
 )
 def test_what_a_scale_may_be(name: str, values: list[float], is_right: bool) -> None:

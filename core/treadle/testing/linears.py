@@ -162,3 +162,6 @@ class _Tensors:
 
     def tensors(self, should_load: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
         yield from ((n, t) for n, t in self._tensors.items() if should_load(n))
+
+    def file_of(self, name: str) -> str:
+        return "model.safetensors"

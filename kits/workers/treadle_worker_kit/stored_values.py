@@ -3,7 +3,7 @@
 A scale that is not finite makes every answer NaN, and scales of zero make it noise; neither can be seen
 in a shape. Scales of activations and caches are divided by, so that they must be positive. A weight may
 have a scale of zero where its group is zero, and auto-round writes ``scales`` that have signs. An ``absmax``
-that is quantized itself may be rounded to less than nothing.
+that is quantized itself may be rounded to less than nothing. Zero points that are numbers may be any finite ones.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ SIGNED = frozenset({"scales", "absmax"})
 WEIGHTS = frozenset(
     {"scales", "weight_scale", "weight_scale_inv", "weight_scale_2", "absmax", "SCB"}
 )
+ZEROS = frozenset({"qzeros", "weight_zero"})
+"""Zero points, where they are numbers in full."""
 # The least byte that is no finite number, without its sign.
 NAN_BYTES = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7C}
 PIECE = 2**24
@@ -31,7 +33,7 @@ PIECE = 2**24
 def problem_of_scales(name: str, tensor: Tensor) -> str | None:
     """Return what is wrong with a checkpoint's tensor, if its name is one of scales."""
     leaf = name.rpartition(".")[2]
-    if leaf not in WEIGHTS | DIVISORS and not leaf.endswith("_scales"):
+    if leaf not in WEIGHTS | DIVISORS | ZEROS and not leaf.endswith("_scales"):
         return None
     if tensor.dtype is torch.uint8 and leaf.endswith(("_scale", "_scales")):
         tensor = tensor.view(torch.float8_e8m0fnu)  # exponents of powers of two
@@ -39,7 +41,10 @@ def problem_of_scales(name: str, tensor: Tensor) -> str | None:
         return None
     values = tensor.float()
     if bad := int((~values.isfinite()).sum()):
-        return f"{bad} of its {values.numel()} scales are NaN or infinite"
+        kind = "zero points" if leaf in ZEROS else "scales"
+        return f"{bad} of its {values.numel()} {kind} are NaN or infinite"
+    if leaf in ZEROS:
+        return None
     low, high = (float(value) for value in values.aminmax())
     if leaf in DIVISORS and low <= 0:
         return f"a scale is {low:g}; it is divided by, so it must be above 0"

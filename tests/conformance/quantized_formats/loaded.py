@@ -12,6 +12,7 @@ from treadle_quark.loader import quark_loader
 from treadle_torchao.config import read_config as read_torchao
 from treadle_torchao.loader import torchao_loader
 
+from quantized_formats import bitsandbytes
 from treadle.testing.packing import Format
 
 __all__ = ("FILE", "InMemory", "as_loaded")
@@ -36,6 +37,8 @@ class InMemory:
 def as_loaded(format: Format, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What the load format of a method makes of the tensors, if it has one. Raises what that raises."""
     config = format.config()
+    if config["quant_method"] == "bitsandbytes":
+        return bitsandbytes.as_loaded(format, tensors)
     loaders: Mapping[str, Callable[[Any], Any]] = {
         "hqq": hqq_loader,
         "quark": lambda files: quark_loader(files, read_quark(config)),
