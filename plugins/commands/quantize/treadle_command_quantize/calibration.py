@@ -120,9 +120,13 @@ def calibrate(
         raise ConfigError(
             f"--method {calibration.method} needs llm-compressor, and importing it says {error}: {EXTRA}"
         ) from error
-    where = {"pretrained_model_name_or_path": str(files.root), "local_files_only": True}
+    where: dict[str, Any] = {
+        "pretrained_model_name_or_path": str(files.root),
+        "local_files_only": True,
+    }
     tokenizer: Any = AutoTokenizer.from_pretrained(**where)
-    model: Any = AutoModelForCausalLM.from_pretrained(**where, dtype="auto").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(**where, dtype="auto")
+    model.eval()
     batches = list(_batches(tokenizer, texts))
     before = _states(model, batches[0])
     old_bytes = _size(files.root)

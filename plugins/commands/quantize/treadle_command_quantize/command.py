@@ -83,7 +83,7 @@ def quantize(
     plugins = PluginManager()
     files = fetch(plugins, parse_ref(model, revision, None), load_format)
 
-    if texts is not None or method in ("awq", "gptq"):
+    if method == "awq" or method == "gptq":
         print(_summary(_calibrated(files, output, method, texts, group_size, ignore), output))
         return
     from tqdm import tqdm
