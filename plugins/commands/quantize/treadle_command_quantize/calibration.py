@@ -44,7 +44,7 @@ class Calibration:
     ignore: Sequence[str] = ()
 
     def recipe(self) -> Any:
-        """Return the modifier of llm-compressor."""
+        """Return the modifiers of llm-compressor."""
         weights = {
             "num_bits": 4,
             "type": "int",
@@ -61,9 +61,10 @@ class Calibration:
             from llmcompressor.modifiers.quantization import GPTQModifier
 
             return GPTQModifier(**values)
-        from llmcompressor.modifiers.awq import AWQModifier
+        from llmcompressor.modifiers.quantization import QuantizationModifier
+        from llmcompressor.modifiers.transform.awq import AWQModifier
 
-        return AWQModifier(**values)
+        return [AWQModifier(), QuantizationModifier(**values)]
 
 
 def read_texts(path: Path) -> list[str]:
@@ -139,9 +140,11 @@ def calibrate(
                 max_seq_length=TEXT_TOKENS,
                 num_calibration_samples=len(batches),
             )
-        except (RuntimeError, ValueError, NotImplementedError) as error:
+        except (RuntimeError, ValueError, ArithmeticError) as error:
+            kept = f"; --ignore {' '.join(calibration.ignore)} may leave it nothing to scale"
             raise UnsupportedModelError(
                 f"llm-compressor cannot quantize {files.root} with {calibration.method}: {error}"
+                + kept * bool(calibration.ignore)
             ) from error
         result = Converted(old_bytes=old_bytes)
         for index, (full, rounded) in enumerate(
