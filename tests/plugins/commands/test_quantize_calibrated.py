@@ -78,7 +78,7 @@ def test_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         return imported(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=re.escape("treadle-command-quantize[calibration]")):
+    with pytest.raises(ConfigError, match=re.escape("commands/quantize[calibration]")):
         calibrate(files, tmp_path / "out", Calibration("gptq"), ["text"])
 
 

@@ -28,7 +28,7 @@ __all__ = ("NUM_TEXTS", "TEXT_TOKENS", "Calibration", "calibrate", "read_texts")
 
 NUM_TEXTS, TEXT_TOKENS = 256, 512
 """Texts that are looked at, and the tokens of each."""
-EXTRA = "pip install 'treadle-command-quantize[calibration]'"
+EXTRA = "install ./plugins/commands/quantize[calibration] from a clone of the repository"
 # Heads and routers stay in full, as every writer of such checkpoints leaves them.
 IN_FULL = ("lm_head", r"re:.*\.(gate|router|shared_expert_gate)$")
 
