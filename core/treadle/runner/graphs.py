@@ -32,7 +32,7 @@ class StepGraphs(Protocol[Captured]):
         """Return the smallest captured step that has a row for each token, or ``None``."""
 
     def forward(self, captured: Captured, step: SchedulerOutput) -> Tensor:
-        """Replay the forward pass; return logits ``[tokens, vocab]``, valid until the next."""
+        """Run it; return logits ``[tokens or sampled rows, vocab]``, valid until the next."""
 
     def sample(
         self,

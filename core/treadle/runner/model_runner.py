@@ -148,7 +148,7 @@ class ModelRunner:
         slots_cpu = [scheduler_output.slots[row] for row in sampled]
         indices, slots = self.packer.upload(last, np.asarray(slots_cpu, dtype=np.int64))
         positions = captured.inputs[1].index_select(0, indices) + 1
-        logits = logits.index_select(0, indices)
+        logits = logits if len(logits) == len(sampled) else logits.index_select(0, indices)
         return SampleRows(sampled.tolist(), slots_cpu, logits, slots, positions)
 
     def _launch_eager(

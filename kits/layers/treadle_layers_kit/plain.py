@@ -31,6 +31,8 @@ class PlainLinear:
 
     def __init__(self) -> None:
         self.op: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
+        self.packs = True
+        """Whether the weight may be laid out anew; not where something else reads it as it is."""
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         """Register ``weight`` ``[sum(out_features), in_features]``."""
@@ -41,7 +43,7 @@ class PlainLinear:
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
         parameter = module.get_parameter("weight")
-        packed = _prepack(parameter.data)
+        packed = _prepack(parameter.data) if self.packs else None
         if packed is None:
             return
         # A plain attribute: an opaque tensor can be neither a buffer nor a parameter.

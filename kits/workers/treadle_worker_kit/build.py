@@ -67,11 +67,13 @@ def build_model(
     seed: int = 0,
     progress: Callable[[], None] | None = None,
     building: AbstractContextManager[Any] | None = None,
+    prepare: Callable[[nn.Module], None] | None = None,
 ) -> tuple[nn.Module, ModelSpec]:
     """Build the model of a checkpoint on ``device`` and load this rank's shards of its weights.
 
     The module is a ``CausalModel`` in evaluation mode. ``seed`` is for ``dummy`` weights. ``progress``
-    is called for each tensor, and ``building`` is entered while the empty model is created.
+    is called for each tensor, ``building`` is entered while the empty model is created, and ``prepare``
+    is called with it.
     Raises ``UnsupportedModelError`` if no plugin supports the architecture or the quantization,
     and ``CheckpointError`` if the weights do not fit.
     """
@@ -91,6 +93,8 @@ def build_model(
             quantization=quantization,
             max_model_len=max_model_len,
         )
+    if prepare is not None:
+        prepare(model)
     load_weights(model, spec, loader, tp_group, rename=_renaming(scheme), progress=progress)
     log.info("loaded %s in %.1f s", spec.architecture, perf_counter() - start_time)
     return model.eval(), spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,8 +51,12 @@ def load_model(
     plugins: PluginManager,
     tp_group: Communicator,
     stages: StartStages,
+    prepare: Callable[[torch.nn.Module, torch.device, str], None] | None = None,
 ) -> tuple[LoadedModel, MemoryUsage]:
-    """Build and load the model, then size and allocate its KV cache."""
+    """Build and load the model, then size and allocate its KV cache.
+
+    ``prepare`` is called with the empty model, its device and the name of its dtype.
+    """
     options = config.model
     with stages.stage(DOWNLOAD):
         ref = parse_ref(options.model, options.revision, options.download_dir)
@@ -89,6 +94,7 @@ def load_model(
             seed=options.seed,
             progress=stages.alive,
             building=MemoryBudget(files, device),
+            prepare=prepare and (lambda model: prepare(model, device, dtype_name(dtype))),
         )
     with stages.stage("cache"):
         guarded: Any = plugins.guarded(MODELS, spec.architecture, model, "CausalModel")

@@ -9,6 +9,7 @@ from treadle.plugins import PluginManager
 from treadle.runner.model_runner import ModelRunner
 from treadle_layers_kit import SingleRankCommunicator
 from treadle_worker_kit.capture import capture_graphs
+from treadle_worker_kit.decode_steps import DecodeSteps
 from treadle_worker_kit.download import DownloadProgress
 from treadle_worker_kit.load import load_model
 from treadle_worker_kit.memory import explain_out_of_memory
@@ -32,7 +33,8 @@ def start_runner(
     """
     tp_group = tp_group or SingleRankCommunicator()
     stages = StartStages(tp_group, announce and DownloadProgress(announce).enter)
-    loaded, usage = load_model(config, plugins, tp_group, stages)
+    steps = DecodeSteps(plugins)
+    loaded, usage = load_model(config, plugins, tp_group, stages, steps.plan)
     report = loaded.info.report
     with stages.stage("sampler"):
         runner = ModelRunner(config, plugins, loaded)
@@ -43,6 +45,7 @@ def start_runner(
         report.append(
             "Kernels of the sampler: " + ", ".join(f"{op} by {kernels[op]}" for op in kernels) + "."
         )
+    report += steps.install(runner, loaded, config)
     if loaded.device.type == "cuda":
         advice = "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"
         if not config.device.enforce_eager:

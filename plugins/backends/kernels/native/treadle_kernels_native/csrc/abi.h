@@ -1,0 +1,79 @@
+/* The structs that Python fills and the functions that it calls: the whole interface of the library.
+ *
+ * Every struct has only pointers, 64-bit and 32-bit numbers, in an order without padding, so that
+ * structs.py mirrors it field by field. tn_abi() is checked when the library is loaded. Memory that is
+ * pointed to belongs to the caller and must outlive the model.
+ */
+#ifndef TREADLE_NATIVE_ABI_H
+#define TREADLE_NATIVE_ABI_H
+
+#include <stdint.h>
+
+#define TN_ABI 1
+#define TN_EXPORT __attribute__((visibility("default")))
+#define TN_MAX_TABLES 8
+
+/* How the elements of a matrix are stored. */
+enum { TN_F32 = 0, TN_BF16 = 1, TN_INT8 = 2 };
+
+/* Instruction sets, each of which includes those before it. */
+enum { TN_GENERIC = 0, TN_AVX2 = 1, TN_AVX512 = 2, TN_AVX512_BF16 = 3, TN_AMX = 4 };
+
+/* y = x · weightᵀ + bias. The weight is [n, k], row by row as in a checkpoint. */
+typedef struct {
+    const void *weight;
+    const float *bias;   /* [n], or NULL */
+    const float *scales; /* [n], of TN_INT8: weight = scale · code */
+    const int32_t *sums; /* [n], of TN_INT8: the sum of a row's codes */
+    int64_t n, k;
+    int64_t format;
+} tn_linear;
+
+typedef struct {
+    const float *input_norm, *post_norm; /* [hidden] */
+    const float *q_norm, *k_norm;        /* [head_size], or NULL */
+    const float *cos, *sin;              /* [max_len, head_size / 2] */
+    void *keys, *values;                 /* [pages, page_size, kv_heads, head_size] */
+    tn_linear qkv, o, gate_up, down;
+    double scale;   /* of the scores */
+    int64_t window; /* tokens that a token sees, itself included; 0: all */
+    int64_t table;  /* which page table */
+} tn_layer;
+
+typedef struct {
+    const tn_layer *layers;
+    const void *embedding;   /* [vocab, hidden], in the format of weights */
+    const float *final_norm; /* [hidden] */
+    tn_linear head;
+    double eps;
+    int64_t num_layers, hidden, heads, kv_heads, head_size, intermediate;
+    int64_t embedding_format, cache_format, page_size;
+} tn_model;
+
+/* One step: rows that generate come first, with one token each, then pieces of prompts. */
+typedef struct {
+    const int32_t *slots, *starts, *counts; /* [rows]: slot, tokens in the cache, new tokens */
+    const uint8_t *samples;                 /* [rows]: whether the row's last token has logits */
+    const int64_t *prompt_ids;              /* of the rows after num_decodes, one after the other */
+    const int64_t *last_tokens;             /* [slots]: the ids of rows that generate */
+    const int32_t *tables[TN_MAX_TABLES];   /* [slots, columns] each */
+    float *logits;                          /* [sampled rows, vocab] */
+    int64_t columns, rows, num_decodes;
+} tn_step;
+
+typedef struct tn_engine tn_engine;
+
+TN_EXPORT int64_t tn_abi(void);
+/* The best instruction set of this machine; asks the system for the tiles of AMX. */
+TN_EXPORT int64_t tn_best_isa(void);
+/* NULL if memory or threads are not to be had. isa must not exceed tn_best_isa(). */
+TN_EXPORT tn_engine *tn_create(const tn_model *model, int64_t threads, int64_t isa, int64_t pin);
+/* Run a step. One call at a time. */
+TN_EXPORT void tn_run(tn_engine *engine, const tn_step *step);
+/* Index of the largest of each row of logits [rows, n], the lowest of equals; -1 where one is NaN. */
+TN_EXPORT void tn_argmax(tn_engine *engine, const float *logits, int64_t rows, int64_t n, int64_t *result);
+TN_EXPORT void tn_destroy(tn_engine *engine);
+/* One linear layer on x [m, k] in float, y [m, n]: for tests. */
+TN_EXPORT void tn_linear_test(tn_engine *engine, const tn_linear *linear, const float *x, int64_t m, float *y);
+
+#endif

@@ -1,0 +1,115 @@
+/* A model with its threads and its memory. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+static int64_t largest(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static tn_kernels kernels_for(int64_t isa) {
+    tn_kernels kernels = tn_kernels_generic;
+#if defined(__x86_64__)
+    if (isa >= TN_AVX2) kernels = tn_kernels_avx2;
+    if (isa >= TN_AVX512) kernels = tn_kernels_avx512;
+    if (isa >= TN_AVX512_BF16) kernels.dot_bf16 = tn_dot_bf16_avx512, kernels.dot_int8 = tn_dot_int8_vnni;
+#endif
+    return kernels;
+}
+
+/* Two passes: the first one counts bytes from NULL, the second one hands them out. */
+typedef struct {
+    char *next;
+    size_t bytes;
+} arena;
+
+static void *take(arena *from, int64_t bytes) {
+    const size_t size = ((size_t)bytes + 4095) / 4096 * 4096;
+    void *result = from->next == NULL ? NULL : from->next + from->bytes;
+    from->bytes += size;
+    return result;
+}
+
+static void take_all(tn_engine *engine, arena *from) {
+    const tn_model *model = &engine->model;
+    const int64_t d = model->head_size, queries = model->heads * d, real = sizeof(float);
+    const int64_t k = largest(largest(model->hidden, model->intermediate), queries);
+    int in_8_bits = 0;
+    for (int64_t i = 0; i < model->num_layers; i++) in_8_bits |= model->layers[i].down.format == TN_INT8;
+    engine->residual = take(from, TN_SLAB * model->hidden * real);
+    engine->qkv = take(from, TN_SLAB * (queries + 2 * model->kv_heads * d) * real);
+    engine->attended = take(from, TN_SLAB * queries * real);
+    engine->gate_up = in_8_bits ? take(from, TN_SLAB * 2 * model->intermediate * real) : NULL;
+    engine->gated = in_8_bits ? take(from, TN_SLAB * model->intermediate * real) : NULL;
+    engine->operand.data = take(from, TN_SLAB * k * real);
+    engine->operand.scales = take(from, TN_SLAB * real);
+    engine->activated.data = take(from, TN_SLAB * model->intermediate * real);
+    engine->activated.scales = take(from, TN_SLAB * real);
+    engine->pieces = take(from, TN_SLAB * (int64_t)sizeof(tn_piece));
+    engine->sampled = take(from, TN_SLAB * (int64_t)sizeof(int32_t));
+    for (int i = 0; i < engine->threads; i++) {
+        tn_thread *thread = &engine->thread[i];
+        thread->normed = take(from, 16 * k * real);
+        thread->columns = take(from, 64 * TN_SLAB * real);
+        thread->scores = take(from, TN_QUERIES * TN_KEY_BLOCK * real);
+        thread->output = take(from, TN_QUERIES * d * real);
+        thread->queries = take(from, TN_QUERIES * d * real);
+        thread->queries_bf16 = take(from, TN_QUERIES * d * (int64_t)sizeof(bf16));
+        thread->few.data = take(from, 16 * k * real);
+        thread->few.scales = take(from, 16 * real);
+    }
+}
+
+tn_engine *tn_create(const tn_model *model, int64_t threads, int64_t isa, int64_t pin) {
+    tn_engine *engine = calloc(1, sizeof *engine);
+    if (engine == NULL) return NULL;
+    engine->model = *model;
+    engine->isa = (int)isa;
+    engine->threads = (int)threads;
+    engine->kernels = kernels_for(isa);
+    engine->thread = calloc((size_t)threads, sizeof *engine->thread);
+    engine->pool = tn_pool_create((int)threads, (int)pin);
+    arena count = {NULL, 0};
+    if (engine->thread != NULL && engine->pool != NULL) {
+        take_all(engine, &count);
+        /* Pages become resident when they are first written: a slab that is never full costs less. */
+        engine->memory = aligned_alloc(4096, count.bytes);
+    }
+    if (engine->memory == NULL) {
+        tn_destroy(engine);
+        return NULL;
+    }
+    arena memory = {engine->memory, 0};
+    take_all(engine, &memory);
+    return engine;
+}
+
+void tn_destroy(tn_engine *engine) {
+    if (engine == NULL) return;
+    tn_pool_destroy(engine->pool);
+    free(engine->memory);
+    free(engine->thread);
+    free(engine);
+}
+
+typedef struct {
+    tn_engine *engine;
+    const float *x;
+    int64_t rows, n;
+    int64_t *result;
+} argmax_job;
+
+static void argmax(void *context, int thread) {
+    const argmax_job *job = context;
+    (void)thread;
+    for (int64_t row; (row = tn_next(job->engine->pool)) < job->rows;) job->result[row] = job->engine->kernels.argmax(job->x + row * job->n, job->n);
+}
+
+void tn_argmax(tn_engine *engine, const float *logits, int64_t rows, int64_t n, int64_t *result) {
+    argmax_job job = {engine, logits, rows, n, result};
+    if (rows * n < (1 << 18)) { /* not worth waking others for */
+        for (int64_t row = 0; row < rows; row++) result[row] = engine->kernels.argmax(logits + row * n, n);
+        return;
+    }
+    tn_pool_run(engine->pool, argmax, &job);
+}

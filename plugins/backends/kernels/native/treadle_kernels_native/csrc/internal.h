@@ -1,0 +1,141 @@
+/* What the files of the library share. */
+#ifndef TREADLE_NATIVE_INTERNAL_H
+#define TREADLE_NATIVE_INTERNAL_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "abi.h"
+
+#define TN_INTERNAL __attribute__((visibility("hidden")))
+
+typedef uint16_t bf16; /* the upper half of a float */
+
+static inline float from_bf16(bf16 x) {
+    union {
+        uint32_t bits;
+        float value;
+    } u = {(uint32_t)x << 16};
+    return u.value;
+}
+
+/* The innermost loops, for one instruction set. Sums of a result are in the same order whatever m and n
+ * are, so that no row depends on the others. k and head sizes are multiples of 32. */
+typedef struct {
+    /* y[m][n] = x[m] · w[n]; ld* are distances of rows in elements */
+    void (*dot_f32)(const float *x, int64_t ldx, int64_t m, const float *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
+    void (*dot_f32_bf16)(const float *x, int64_t ldx, int64_t m, const bf16 *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
+    /* NULL where the machine has no product of two bf16: x stays in float then */
+    void (*dot_bf16)(const bf16 *x, int64_t ldx, int64_t m, const bf16 *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
+    void (*dot_int8)(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
+    /* o[m][d] = o[m][d] · keep[m] + sum over keys of p[m][key] · v[key][d] */
+    void (*mix_f32)(const float *p, int64_t ldp, const float *keep, int64_t m, const float *v, int64_t ldv, int64_t keys, int64_t d, float *o);
+    void (*mix_bf16)(const float *p, int64_t ldp, const float *keep, int64_t m, const bf16 *v, int64_t ldv, int64_t keys, int64_t d, float *o);
+    /* In place; returns the sum. x[i] = exp(x[i] - shift); n is a multiple of 16 */
+    float (*exp_sum)(float *x, int64_t n, float shift);
+    void (*rms_norm)(const float *x, const float *weight, float eps, int64_t n, float *y);
+    void (*rotate)(float *x, const float *cos, const float *sin, int64_t half);
+    void (*silu_mul)(const float *gate, const float *up, int64_t n, float *y);
+    void (*to_bf16)(const float *x, int64_t n, bf16 *y);
+    void (*to_f32)(const bf16 *x, int64_t n, float *y);
+    /* y = round(x / scale) + 128; returns the scale */
+    float (*to_uint8)(const float *x, int64_t n, uint8_t *y);
+    /* The first index of the largest, -1 if there is a NaN */
+    int64_t (*argmax)(const float *x, int64_t n);
+} tn_kernels;
+
+TN_INTERNAL extern const tn_kernels tn_kernels_generic;
+#if defined(__x86_64__)
+TN_INTERNAL extern const tn_kernels tn_kernels_avx2, tn_kernels_avx512;
+TN_INTERNAL void tn_dot_bf16_avx512(const bf16 *x, int64_t ldx, int64_t m, const bf16 *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
+TN_INTERNAL void tn_dot_int8_vnni(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
+#endif
+
+/* ------------------------------------------------------------------------------------- threads */
+
+typedef struct tn_pool tn_pool;
+typedef void (*tn_job)(void *context, int thread);
+
+TN_INTERNAL tn_pool *tn_pool_create(int threads, int pin);
+TN_INTERNAL void tn_pool_destroy(tn_pool *pool);
+/* Run the job in every thread, the caller's being number 0, and return when all have. */
+TN_INTERNAL void tn_pool_run(tn_pool *pool, tn_job job, void *context);
+/* Within a job: wait for all threads. Work that was shared out with tn_next begins anew. */
+TN_INTERNAL void tn_barrier(tn_pool *pool);
+/* The next piece of work, 0, 1, …, each to one thread. */
+TN_INTERNAL int64_t tn_next(tn_pool *pool);
+TN_INTERNAL int tn_pool_threads(const tn_pool *pool);
+
+/* ------------------------------------------------------------------------------------- operands */
+
+/* The left side of a linear layer, in the form that its kernel reads. */
+enum { TN_ROWS_F32, TN_ROWS_BF16, TN_ROWS_UINT8, TN_TILES_BF16, TN_TILES_UINT8 };
+
+typedef struct {
+    int kind;
+    int64_t k;
+    void *data;
+    float *scales; /* [rows] of the kinds in 8 bits */
+} tn_operand;
+
+/* ------------------------------------------------------------------------------------- the engine */
+
+/* A piece of one sequence in a slab. */
+typedef struct {
+    int32_t slot, first, count; /* first: index of its first token in the slab */
+    int64_t start;              /* position of that token */
+    const int64_t *ids;         /* [count]; NULL: what the slot sampled last */
+} tn_piece;
+
+#define TN_SLAB 512 /* tokens that go through all layers together; scratch memory is for so many */
+#define TN_KEY_BLOCK 64
+#define TN_QUERIES 48 /* queries of one KV head that attention takes together */
+
+typedef struct {
+    float *normed;   /* [16, the largest k] */
+    float *columns;  /* results of one piece of a linear layer */
+    float *scores;   /* [TN_QUERIES, TN_KEY_BLOCK] */
+    float *output;   /* [TN_QUERIES, head_size] */
+    float *queries;  /* [TN_QUERIES, head_size] */
+    bf16 *queries_bf16;
+    tn_operand few; /* of steps of few tokens, for which each thread makes its own */
+} tn_thread;
+
+struct tn_engine {
+    tn_model model;
+    tn_kernels kernels;
+    tn_pool *pool;
+    int isa, threads;
+    tn_thread *thread;
+    void *memory;
+    float *residual, *qkv, *attended; /* [TN_SLAB, …] */
+    float *gate_up, *gated;           /* [TN_SLAB, …], of layers in 8 bits */
+    tn_operand operand;               /* shared */
+    tn_operand activated;             /* what gate and up make */
+    tn_piece *pieces;                 /* [TN_SLAB] */
+    int32_t *sampled;                 /* [TN_SLAB] */
+};
+
+TN_INTERNAL int tn_operand_kind(const tn_engine *engine, const tn_linear *linear, int64_t m);
+/* Rows [first, first + count) of x, count ≤ 16, into the operand; first is a multiple of 16. */
+TN_INTERNAL void tn_operand_fill(const tn_engine *engine, tn_operand *operand, const float *x, int64_t ldx, int64_t first, int64_t count);
+
+/* All threads call this. add: y += the product. */
+TN_INTERNAL void tn_linear_run(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, float *y, int64_t ldy, int add);
+/* silu(x · gateᵀ) · (x · upᵀ) into y, whose kind and k the caller has set. */
+TN_INTERNAL void tn_gated_run(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, tn_operand *y);
+
+#if defined(__x86_64__)
+TN_INTERNAL void tn_amx_begin(void);
+TN_INTERNAL void tn_amx_end(void);
+/* Columns [n0, n0 + 32) of the product for blocks of 16 rows, transposed: result[m block][n][16]. */
+TN_INTERNAL void tn_amx_product(const tn_linear *linear, int64_t n0, const tn_operand *x, int64_t block, int64_t blocks, float *result);
+TN_INTERNAL void tn_transpose16(const float *x, int64_t ldx, float *y, int64_t ldy, int add);
+TN_INTERNAL void tn_pack_pairs(const uint32_t *rows, int64_t ld, int64_t count, int64_t words, uint32_t *tiles);
+TN_INTERNAL void tn_interleave_bf16(const float *even, const float *odd, bf16 *y);
+#endif
+
+TN_INTERNAL void tn_attention_run(tn_engine *engine, int thread, const tn_layer *layer, const tn_step *step, const tn_piece *pieces, int64_t count, int alone);
+TN_INTERNAL void tn_rope_token(tn_engine *engine, const tn_layer *layer, const tn_step *step, const tn_piece *piece, int64_t offset, int64_t kv_head);
+
+#endif

@@ -1,0 +1,65 @@
+/* Products of bf16 by bf16 (vdpbf16ps) and of bytes by bytes (vpdpbusd). */
+#include "internal.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define UNROLL _Pragma("GCC unroll 8")
+#define BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+#define VNNI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE BF16 void block_bf16(const int rows, const int columns, const bf16 *x, int64_t ldx, const bf16 *w, int64_t ldw, int64_t k, float *y, int64_t ldy) {
+    __m512 sums[6][8];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < k; i += 32) {
+        __m512i weights[8];
+        UNROLL for (int c = 0; c < columns; c++) weights[c] = _mm512_loadu_si512(w + c * ldw + i);
+        UNROLL for (int r = 0; r < rows; r++) {
+            const __m512i value = _mm512_loadu_si512(x + r * ldx + i);
+            UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_dpbf16_ps(sums[r][c], (__m512bh)value, (__m512bh)weights[c]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = _mm512_reduce_add_ps(sums[r][c]);
+}
+
+INLINE VNNI void block_int8(const int rows, const int columns, const uint8_t *x, int64_t ldx, const int8_t *w, int64_t ldw, int64_t k, int32_t *y, int64_t ldy) {
+    __m512i sums[6][8];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_setzero_si512();
+    for (int64_t i = 0; i < k; i += 64) {
+        __m512i weights[8];
+        /* The last half of a k that is an odd multiple of 32 reads zeros. */
+        const __mmask64 mask = k - i >= 64 ? ~0ull : 0xffffffffull;
+        UNROLL for (int c = 0; c < columns; c++) weights[c] = _mm512_maskz_loadu_epi8(mask, w + c * ldw + i);
+        UNROLL for (int r = 0; r < rows; r++) {
+            const __m512i value = _mm512_maskz_loadu_epi8(mask, x + r * ldx + i);
+            UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_dpbusd_epi32(sums[r][c], value, weights[c]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = _mm512_reduce_add_epi32(sums[r][c]);
+}
+
+/* One row reads eight rows of weights at a time, which is what memory likes; more rows use the registers
+ * for six by four results. */
+#define PRODUCT(name, target, block, left, right, result) \
+    target void name(const left *x, int64_t ldx, int64_t m, const right *w, int64_t ldw, int64_t n, int64_t k, result *y, int64_t ldy) { \
+        for (int64_t r = 0; r < m;) { \
+            const left *from = x + r * ldx; \
+            result *to = y + r * ldy; \
+            const int64_t rows = m - r >= 6 ? 6 : m - r >= 2 ? 2 : 1; \
+            int64_t c = 0; \
+            if (rows == 6) \
+                for (; c + 4 <= n; c += 4) block(6, 4, from, ldx, w + c * ldw, ldw, k, to + c, ldy); \
+            else if (rows == 2) \
+                for (; c + 8 <= n; c += 8) block(2, 8, from, ldx, w + c * ldw, ldw, k, to + c, ldy); \
+            else \
+                for (; c + 8 <= n; c += 8) block(1, 8, from, ldx, w + c * ldw, ldw, k, to + c, ldy); \
+            for (; c < n; c++) \
+                for (int64_t i = 0; i < rows; i++) block(1, 1, from + i * ldx, ldx, w + c * ldw, ldw, k, to + i * ldy + c, ldy); \
+            r += rows; \
+        } \
+    }
+
+PRODUCT(tn_dot_bf16_avx512, BF16, block_bf16, bf16, bf16, float)
+PRODUCT(tn_dot_int8_vnni, VNNI, block_int8, uint8_t, int8_t, int32_t)
+#endif

@@ -1,0 +1,158 @@
+/* Linear layers: a piece of work is some rows of the weight, for all rows of x.
+ *
+ * Pieces have about as many bytes, whatever the shape, and threads take them one after the other, so
+ * that a single row of x keeps every core reading memory.
+ */
+#include <string.h>
+
+#include "internal.h"
+
+#define PIECE_BYTES (128 << 10)
+#define PIECE_ROWS 256 /* at most; engine.c makes room for so many results a token */
+#define ROW_BLOCK 48   /* rows of x whose results a piece collects at a time */
+
+/* Rows of weights in a piece: a multiple of 32, fewer where threads would be left without. */
+static int64_t piece_rows(const tn_engine *engine, const tn_linear *linear, int64_t n) {
+    const int64_t size = linear->k * (linear->format == TN_F32 ? 4 : linear->format == TN_BF16 ? 2 : 1);
+    int64_t rows = PIECE_BYTES / size / 32 * 32;
+    const int64_t share = (n / (2 * engine->threads) + 31) / 32 * 32;
+    if (rows > share) rows = share;
+    if (rows > PIECE_ROWS) rows = PIECE_ROWS;
+    return rows < 32 ? 32 : rows;
+}
+
+/* Results [count][width] of rows [first, first + count) of x and rows [n0, n0 + width) of the weight. */
+static void product(const tn_engine *engine, const tn_linear *linear, const tn_operand *x, int64_t first, int64_t count, int64_t n0, int64_t width, float *y, int64_t ldy) {
+    const int64_t k = linear->k;
+    const tn_kernels *kernels = &engine->kernels;
+    switch (x->kind) {
+    case TN_ROWS_F32: {
+        const float *rows = (const float *)x->data + first * k;
+        if (linear->format == TN_F32)
+            kernels->dot_f32(rows, k, count, (const float *)linear->weight + n0 * k, k, width, k, y, ldy);
+        else
+            kernels->dot_f32_bf16(rows, k, count, (const bf16 *)linear->weight + n0 * k, k, width, k, y, ldy);
+        break;
+    }
+    case TN_ROWS_BF16:
+        kernels->dot_bf16((const bf16 *)x->data + first * k, k, count, (const bf16 *)linear->weight + n0 * k, k, width, k, y, ldy);
+        break;
+    case TN_ROWS_UINT8: {
+        int32_t *sums = (int32_t *)y; /* the same memory, element by element */
+        kernels->dot_int8((const uint8_t *)x->data + first * k, k, count, (const int8_t *)linear->weight + n0 * k, k, width, k, sums, ldy);
+        for (int64_t r = 0; r < count; r++)
+            for (int64_t c = 0; c < width; c++) {
+                int32_t sum;
+                memcpy(&sum, y + r * ldy + c, sizeof sum);
+                y[r * ldy + c] = (float)(sum - 128 * linear->sums[n0 + c]) * (linear->scales[n0 + c] * x->scales[first + r]);
+            }
+        break;
+    }
+    }
+    if (linear->bias != NULL)
+        for (int64_t r = 0; r < count; r++)
+            for (int64_t c = 0; c < width; c++) y[r * ldy + c] += linear->bias[n0 + c];
+}
+
+static int is_tiled(const tn_operand *x) { return x->kind == TN_TILES_BF16 || x->kind == TN_TILES_UINT8; }
+
+#if defined(__x86_64__)
+#define TILE_BLOCKS (TN_SLAB / 16)
+
+/* 32 rows of the weight at a time; results come transposed, [block][32][16]. */
+static void tiled_piece(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, int64_t n0, int64_t width, float *y, int64_t ldy, int add) {
+    float *result = engine->thread[thread].columns;
+    const int64_t blocks = (m + 15) / 16;
+    for (int64_t done = 0; done < width; done += 32) {
+        /* The last tile may begin early, and only its new columns are kept. */
+        const int64_t begin = n0 + done + 32 <= linear->n ? n0 + done : linear->n - 32;
+        const int64_t skip = n0 + done - begin, keep = width - done < 32 - skip ? width - done : 32 - skip;
+        tn_amx_product(linear, begin, x, 0, blocks, result);
+        for (int64_t r = 0; r < m; r += 16) {
+            const float *tile = result + r * 32;
+            const int64_t rows = m - r < 16 ? m - r : 16;
+            float *to = y + r * ldy + begin;
+            if (rows == 16 && keep == 32) {
+                tn_transpose16(tile, 16, to, ldy, add);
+                tn_transpose16(tile + 256, 16, to + 16, ldy, add);
+                continue;
+            }
+            for (int64_t c = skip; c < skip + keep; c++)
+                for (int64_t i = 0; i < rows; i++) to[i * ldy + c] = tile[c * 16 + i] + (add ? to[i * ldy + c] : 0.0f);
+        }
+    }
+}
+#endif
+
+void tn_linear_run(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, float *y, int64_t ldy, int add) {
+    const int64_t rows = piece_rows(engine, linear, linear->n), pieces = (linear->n + rows - 1) / rows;
+    float *columns = engine->thread[thread].columns;
+    for (int64_t piece; (piece = tn_next(engine->pool)) < pieces;) {
+        const int64_t n0 = piece * rows, width = linear->n - n0 < rows ? linear->n - n0 : rows;
+#if defined(__x86_64__)
+        if (is_tiled(x)) {
+            tiled_piece(engine, thread, linear, x, m, n0, width, y, ldy, add);
+            continue;
+        }
+#endif
+        for (int64_t first = 0; first < m; first += ROW_BLOCK) {
+            const int64_t count = m - first < ROW_BLOCK ? m - first : ROW_BLOCK;
+            float *to = y + first * ldy + n0;
+            if (!add) {
+                product(engine, linear, x, first, count, n0, width, to, ldy);
+                continue;
+            }
+            product(engine, linear, x, first, count, n0, width, columns, width);
+            for (int64_t r = 0; r < count; r++)
+                for (int64_t c = 0; c < width; c++) to[r * ldy + c] += columns[r * width + c];
+        }
+    }
+}
+
+#if defined(__x86_64__)
+/* Gate and up come transposed, and so does what down reads: pairs of features side by side for a row. */
+static void tiled_gate(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, int64_t n0, int64_t width, tn_operand *y) {
+    const int64_t size = linear->n / 2, blocks = (m + 15) / 16;
+    float *gate = engine->thread[thread].columns, *up = gate + blocks * 512;
+    for (int64_t done = 0; done < width; done += 32) {
+        const int64_t begin = n0 + done;
+        tn_amx_product(linear, begin, x, 0, blocks, gate);
+        tn_amx_product(linear, size + begin, x, 0, blocks, up);
+        engine->kernels.silu_mul(gate, up, blocks * 512, gate);
+        for (int64_t block = 0; block < blocks; block++) {
+            const float *tile = gate + block * 512;
+            bf16 *to = (bf16 *)y->data + block * 16 * y->k + begin * 16;
+            for (int64_t c = 0; c < 32; c += 2) tn_interleave_bf16(tile + c * 16, tile + (c + 1) * 16, to + c * 16);
+        }
+    }
+}
+#endif
+
+void tn_gated_run(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, tn_operand *y) {
+    const int64_t size = linear->n / 2;
+    const int64_t rows = (piece_rows(engine, linear, size) + 1) / 2 / 32 * 32 < 32 ? 32 : piece_rows(engine, linear, size) / 64 * 32;
+    const int64_t pieces = (size + rows - 1) / rows;
+    float *gate = engine->thread[thread].columns, *up = gate + ROW_BLOCK * PIECE_ROWS;
+    for (int64_t piece; (piece = tn_next(engine->pool)) < pieces;) {
+        const int64_t n0 = piece * rows, width = size - n0 < rows ? size - n0 : rows;
+#if defined(__x86_64__)
+        if (is_tiled(x)) {
+            tiled_gate(engine, thread, linear, x, m, n0, width, y);
+            continue;
+        }
+#endif
+        for (int64_t first = 0; first < m; first += ROW_BLOCK) {
+            const int64_t count = m - first < ROW_BLOCK ? m - first : ROW_BLOCK;
+            product(engine, linear, x, first, count, n0, width, gate, width);
+            product(engine, linear, x, first, count, size + n0, width, up, width);
+            engine->kernels.silu_mul(gate, up, count * width, gate);
+            for (int64_t r = 0; r < count; r++) {
+                const int64_t at = (first + r) * size + n0;
+                if (y->kind == TN_ROWS_BF16)
+                    engine->kernels.to_bf16(gate + r * width, width, (bf16 *)y->data + at);
+                else
+                    memcpy((float *)y->data + at, gate + r * width, (size_t)width * sizeof(float));
+            }
+        }
+    }
+}

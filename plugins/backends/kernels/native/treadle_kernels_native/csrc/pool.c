@@ -1,0 +1,183 @@
+/* The threads of an engine.
+ *
+ * A step is one job that every thread runs from beginning to end, with barriers between operations:
+ * a barrier costs a fraction of a microsecond where every thread has a core. A thread that waits spins
+ * for some 50 us, longer than any wait within a step on a quiet machine, and then sleeps on a futex,
+ * so that it takes no core from others on a busy one.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "internal.h"
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#define SPIN_NANOSECONDS 50000
+#define PAUSES 32
+
+struct tn_pool {
+    _Alignas(64) atomic_int phase; /* of barriers */
+    _Alignas(64) atomic_int arrived;
+    _Alignas(64) atomic_llong next;
+    _Alignas(64) atomic_int job_number; /* grows by one for each job; negative: the threads end */
+    _Alignas(64) atomic_int sleepers;
+    tn_job job;
+    void *context;
+    int threads, started, pin;
+    pthread_t *handles;
+};
+
+typedef struct {
+    tn_pool *pool;
+    int number;
+} tn_worker;
+
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void sleep_on(atomic_int *word, int value) {
+#if defined(__linux__)
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+#else
+    (void)word, (void)value;
+    sched_yield();
+#endif
+}
+
+static void wake(tn_pool *pool, atomic_int *word) {
+    if (atomic_load(&pool->sleepers) == 0) return;
+#if defined(__linux__)
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0);
+#else
+    (void)word;
+#endif
+}
+
+/* Return once *word is not value. */
+static void wait_while(tn_pool *pool, atomic_int *word, int value) {
+    int64_t begin = 0;
+    for (;;) {
+        for (int i = 0; i < PAUSES; i++) {
+            if (atomic_load_explicit(word, memory_order_acquire) != value) return;
+            relax();
+        }
+        const int64_t time = now();
+        if (begin == 0) begin = time;
+        if (time - begin > SPIN_NANOSECONDS) break;
+    }
+    /* Counted before the kernel compares the word: whoever changes it afterwards sees the sleeper. */
+    atomic_fetch_add(&pool->sleepers, 1);
+    while (atomic_load(word) == value) sleep_on(word, value);
+    atomic_fetch_sub(&pool->sleepers, 1);
+}
+
+void tn_barrier(tn_pool *pool) {
+    if (pool->threads == 1) {
+        atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+        return;
+    }
+    const int phase = atomic_load_explicit(&pool->phase, memory_order_relaxed);
+    if (atomic_fetch_add(&pool->arrived, 1) + 1 < pool->threads) {
+        wait_while(pool, &pool->phase, phase);
+        return;
+    }
+    atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
+    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+    atomic_store(&pool->phase, (int)((unsigned)phase + 1u));
+    wake(pool, &pool->phase);
+}
+
+int64_t tn_next(tn_pool *pool) { return atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed); }
+
+int tn_pool_threads(const tn_pool *pool) { return pool->threads; }
+
+static void bind_to_core(int number) {
+#if defined(__linux__)
+    cpu_set_t allowed, chosen;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    int left = number % CPU_COUNT(&allowed);
+    for (int core = 0; core < CPU_SETSIZE; core++) {
+        if (!CPU_ISSET(core, &allowed) || left-- > 0) continue;
+        CPU_ZERO(&chosen);
+        CPU_SET(core, &chosen);
+        sched_setaffinity(0, sizeof chosen, &chosen);
+        return;
+    }
+#else
+    (void)number;
+#endif
+}
+
+static void *work(void *argument) {
+    tn_worker worker = *(tn_worker *)argument;
+    tn_pool *pool = worker.pool;
+    free(argument);
+    if (pool->pin) bind_to_core(worker.number);
+    for (int done = 0;;) {
+        wait_while(pool, &pool->job_number, done);
+        done = atomic_load(&pool->job_number);
+        if (done < 0) return NULL;
+        pool->job(pool->context, worker.number);
+        tn_barrier(pool);
+    }
+}
+
+tn_pool *tn_pool_create(int threads, int pin) {
+    tn_pool *pool = aligned_alloc(64, (sizeof *pool + 63) / 64 * 64);
+    if (pool == NULL) return NULL;
+    *pool = (tn_pool){.threads = threads, .pin = pin};
+    pool->handles = calloc((size_t)threads, sizeof *pool->handles);
+    for (int i = 1; pool->handles != NULL && i < threads; i++) {
+        tn_worker *worker = malloc(sizeof *worker);
+        if (worker == NULL) break;
+        *worker = (tn_worker){pool, i};
+        if (pthread_create(&pool->handles[i], NULL, work, worker) != 0) {
+            free(worker);
+            break;
+        }
+        pool->started++;
+    }
+    if (pool->handles == NULL || pool->started < threads - 1) {
+        tn_pool_destroy(pool);
+        return NULL;
+    }
+    return pool;
+}
+
+void tn_pool_destroy(tn_pool *pool) {
+    if (pool == NULL) return;
+    atomic_store(&pool->job_number, -1);
+    wake(pool, &pool->job_number);
+    for (int i = 1; i <= pool->started; i++) pthread_join(pool->handles[i], NULL);
+    free(pool->handles);
+    free(pool);
+}
+
+void tn_pool_run(tn_pool *pool, tn_job job, void *context) {
+    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+    pool->job = job;
+    pool->context = context;
+    const int number = atomic_load_explicit(&pool->job_number, memory_order_relaxed);
+    atomic_store(&pool->job_number, number == INT32_MAX ? 1 : number + 1);
+    wake(pool, &pool->job_number);
+    job(context, 0);
+    tn_barrier(pool);
+}

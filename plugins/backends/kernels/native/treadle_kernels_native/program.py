@@ -1,0 +1,223 @@
+"""A loaded decoder as the library runs it: structs that point to the module's own tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treadle.errors import ConfigError, EngineError
+from treadle_kernels_native.library import LibraryError, best_instruction_set, load_library
+from treadle_kernels_native.structs import (
+    MAX_TABLES,
+    Format,
+    InstructionSet,
+    Layer,
+    Linear,
+    Model,
+    Step,
+)
+from treadle_layers_kit.decode_step import DecoderFacts
+
+__all__ = ("NativeProgram",)
+
+FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
+MAX_THREADS = 256
+
+
+class NativeProgram:
+    """A ``DecodeProgram``. It owns the library's threads and memory, and keeps the tensors alive.
+
+    Raises ``ConfigError`` for an instruction set that the machine lacks, and ``EngineError`` if the library
+    or its memory is not to be had.
+    """
+
+    def __init__(self, model: Any, facts: DecoderFacts, isa: str, pin: bool) -> None:
+        try:
+            self._library = load_library()
+        except LibraryError as error:
+            raise EngineError(str(error)) from error
+        self.instruction_set = choose(isa, best_instruction_set(self._library))
+        self._kept: list[Any] = []  # what the structs point to
+        self._ropes: dict[int, tuple[Tensor, Tensor]] = {}
+        self._facts = facts
+        self._model = self._describe(model)
+        if len(facts.page_tables) > MAX_TABLES:
+            raise EngineError(
+                f"the model has {len(facts.page_tables)} KV cache groups, at most 8 work"
+            )
+        threads = min(facts.threads, MAX_THREADS)
+        self._engine = self._library.tn_create(
+            ctypes.byref(self._model), threads, self.instruction_set, pin
+        )
+        if not self._engine:
+            raise EngineError(
+                f"there is no memory, or there are no {threads} threads, for native kernels"
+            )
+        self.close = weakref.finalize(self, self._library.tn_destroy, self._engine)
+        self._vocab_size = int(self._model.head.n)
+        self._logits = torch.empty(0, self._vocab_size)
+        self._arrays = {
+            name: np.zeros(facts.max_rows, dtype=np.int32) for name in ("slots", "starts", "counts")
+        }
+        self._samples = np.zeros(facts.max_rows, dtype=np.uint8)
+        self._prompt_ids = np.zeros(facts.max_tokens, dtype=np.int64)
+        self._step = self._step_struct()
+
+    def run(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        samples: Sequence[bool],
+        num_decodes: int,
+        prompt_ids: Sequence[int],
+    ) -> Tensor:
+        """See ``DecodeProgram.run``. Raises ``ValueError`` for what no scheduler of this engine sends."""
+        rows, step, facts = len(slots), self._step, self._facts
+        longest = max(map(int.__add__, starts, counts))
+        tokens = num_decodes + len(prompt_ids)
+        if rows > facts.max_rows or len(prompt_ids) > facts.max_tokens or longest > self._max_len:
+            raise ValueError(
+                f"a step of {rows} rows and {tokens} tokens, up to position {longest}, exceeds the "
+                f"{facts.max_rows} rows, {facts.max_tokens} tokens or {self._max_len} positions"
+            )
+        self._arrays["slots"][:rows] = slots
+        self._arrays["starts"][:rows] = starts
+        self._arrays["counts"][:rows] = counts
+        self._samples[:rows] = samples
+        if prompt_ids:
+            self._prompt_ids[: len(prompt_ids)] = prompt_ids
+        sampled = sum(samples)
+        if len(self._logits) < sampled:
+            self._logits = torch.empty(min(2 * sampled, facts.max_rows), self._vocab_size)
+            step.logits = self._logits.data_ptr()
+        step.rows, step.num_decodes = rows, num_decodes
+        self._library.tn_run(self._engine, ctypes.byref(step))
+        return self._logits[:sampled]
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """See ``DecodeProgram.argmax``."""
+        result = torch.empty(len(logits), dtype=torch.int64)
+        self._library.tn_argmax(
+            self._engine, logits.data_ptr(), len(logits), logits.shape[1], result.data_ptr()
+        )
+        return result
+
+    # ------------------------------------------------------------------------------- structs
+
+    def _describe(self, model: Any) -> Model:
+        decoder, facts = model.model, self._facts
+        layers = (Layer * len(decoder.layers))()
+        for struct, layer in zip(layers, decoder.layers, strict=True):
+            self._fill_layer(struct, layer)
+        attention, first = decoder.layers[0].self_attn.attn.request, decoder.layers[0]
+        cache = first.self_attn.attn.cache
+        embedding = decoder.embed_tokens.weight
+        self._kept += [layers, embedding]
+        return Model(
+            layers=layers,
+            embedding=embedding.data_ptr(),
+            final_norm=self._norm(decoder.norm),
+            head=self._linear(model.lm_head),
+            eps=decoder.norm.eps,
+            num_layers=len(layers),
+            hidden=embedding.shape[1],
+            heads=attention.num_heads,
+            kv_heads=attention.num_kv_heads,
+            head_size=attention.head_size,
+            intermediate=first.mlp.down_proj.inputs.size,
+            embedding_format=FORMATS[embedding.dtype],
+            cache_format=FORMATS[cache.dtype],
+            page_size=facts.page_size,
+        )
+
+    def _fill_layer(self, struct: Layer, layer: Any) -> None:
+        block, mlp, facts = layer.self_attn, layer.mlp, self._facts
+        request, cache = block.attn.request, block.attn.cache
+        expected = (2, facts.page_size, request.num_kv_heads, request.head_size)
+        if (cache.shape[0], *cache.shape[2:]) != expected or not cache.is_contiguous():
+            raise EngineError(
+                f"the attention backend lays its cache out as {list(cache.shape)}, not as [2, pages, "
+                f"{facts.page_size}, {request.num_kv_heads}, {request.head_size}]"
+            )
+        self._kept.append(cache)
+        struct.input_norm = self._norm(layer.input_layernorm)
+        struct.post_norm = self._norm(layer.post_attention_layernorm)
+        struct.q_norm, struct.k_norm = self._norm(block.q_norm), self._norm(block.k_norm)
+        cos, sin = self._rope(block.rotary)
+        struct.cos, struct.sin = cos.data_ptr(), sin.data_ptr()
+        struct.keys, struct.values = cache[0].data_ptr(), cache[1].data_ptr()
+        struct.qkv, struct.o = self._linear(block.qkv_proj), self._linear(block.o_proj)
+        struct.gate_up, struct.down = self._linear(mlp.gate_up_proj), self._linear(mlp.down_proj)
+        struct.scale, struct.window = request.scale, request.window or 0
+        struct.table = facts.cache_groups[block.attn.attn_group]
+
+    def _linear(self, linear: Any) -> Linear:
+        weight = linear.get_parameter("weight").detach()
+        bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
+        self._kept += [weight, bias]
+        return Linear(
+            weight=weight.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            n=weight.shape[0],
+            k=weight.shape[1],
+            format=FORMATS[weight.dtype],
+        )
+
+    def _norm(self, norm: Any) -> int | None:
+        if norm is None:
+            return None
+        weight = (norm.weight.detach().float() + norm.offset).contiguous()
+        self._kept.append(weight)
+        address: int = weight.data_ptr()
+        return address
+
+    def _rope(self, rotary: Any) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all positions, ``[max_model_len, head_size / 2]``, as ``cos_sin`` has them."""
+        if id(rotary) not in self._ropes:
+            half = rotary.inv_freq.numel() // 2
+            angles = torch.arange(self._max_len)[:, None] * rotary.inv_freq[:half]
+            cos, sin = angles.cos().mul_(rotary.scaling), angles.sin_().mul_(rotary.scaling)
+            self._ropes[id(rotary)] = (cos, sin)
+        return self._ropes[id(rotary)]
+
+    @property
+    def _max_len(self) -> int:
+        return self._facts.max_model_len + 1
+
+    def _step_struct(self) -> Step:
+        facts, arrays = self._facts, self._arrays
+        columns = {table.shape[1] for table in facts.page_tables}
+        if len(columns) != 1 or not all(t.flags.c_contiguous for t in facts.page_tables):
+            raise EngineError("the page tables are not contiguous arrays of one shape")
+        step = Step(
+            slots=arrays["slots"].ctypes.data,
+            starts=arrays["starts"].ctypes.data,
+            counts=arrays["counts"].ctypes.data,
+            samples=self._samples.ctypes.data,
+            prompt_ids=self._prompt_ids.ctypes.data,
+            last_tokens=facts.last_tokens.data_ptr(),
+            columns=columns.pop(),
+        )
+        for index, table in enumerate(facts.page_tables):
+            step.tables[index] = table.ctypes.data
+        return step
+
+
+def choose(isa: str, best: InstructionSet) -> InstructionSet:
+    """Return the instruction set of the option ``isa``. Raises ``ConfigError`` if the machine lacks it."""
+    if isa == "auto":
+        return best
+    chosen = InstructionSet[isa.upper()]
+    if chosen > best:
+        raise ConfigError(
+            f"option isa of kernel_ops:native is {isa!r}, which this machine lacks; its best is "
+            f"{best.name.lower()!r}, and 'auto' chooses it"
+        )
+    return chosen
