@@ -39,7 +39,7 @@ class DecodeSteps:
         self._plugins = plugins
         self._plan: DecodePlan | None = None
         self._name = ""
-        self._reasons: list[str] = []
+        self._refusals: list[str] = []
 
     def plan(self, model: nn.Module, device: torch.device, dtype: str) -> None:
         """Ask the plugins for a plan for the empty ``model``; keep why there is none."""
@@ -47,7 +47,7 @@ class DecodeSteps:
             return
         request = KernelRequest(device_info(device), dtype, {})
         offers, refusals = self._plugins.offers(KERNEL_OPS, op=DECODE_STEP, request=request)
-        self._reasons = [f"{r.name}: {'; '.join(r.reasons)}" for r in refusals]
+        self._refusals = [f"{r.name}: {'; '.join(r.reasons)}" for r in refusals]
         if not offers:
             return
         offer = self._plugins.best_offer(KERNEL_OPS, op=DECODE_STEP, request=request)
@@ -55,14 +55,14 @@ class DecodeSteps:
             return
         plan = offer.load()(model)
         if isinstance(plan, str):
-            self._reasons.append(f"{offer.name}: {plan}")
+            self._refusals.append(f"{offer.name}: {plan}")
         else:
             self._plan, self._name = plan, offer.name
 
     def install(self, runner: ModelRunner, loaded: LoadedModel, config: EngineConfig) -> list[str]:
         """Let the runner's steps be those of the plan. Return sentences for the start-up report."""
         if self._plan is None:
-            return [f"Steps run layer by layer in torch ({reason})." for reason in self._reasons]
+            return [f"Steps run layer by layer in torch ({reason})." for reason in self._refusals]
         slots = len(runner.tables.tables_cpu[0])
         facts = DecoderFacts(
             page_size=loaded.info.page_size,
@@ -88,7 +88,8 @@ class ProgramStep:
     """One step of a program: slots and positions of its tokens, and its logits."""
 
     inputs: Tensor  # int64 [2, tokens]
-    logits: Tensor | None = None
+    logits: Tensor
+    """Of the rows that are sampled; empty before ``ProgramSteps.forward``."""
 
 
 class ProgramSteps:
@@ -106,7 +107,7 @@ class ProgramSteps:
 
     def find(self, step: SchedulerOutput) -> ProgramStep:
         """Return the inputs of a step; a program runs every step."""
-        return ProgramStep(torch.from_numpy(np.stack(expand_tokens(step))))
+        return ProgramStep(torch.from_numpy(np.stack(expand_tokens(step))), torch.empty(0))
 
     def forward(self, captured: ProgramStep, step: SchedulerOutput) -> Tensor:
         """Run the step; return logits ``[sampled rows, vocab]``, valid until the next.
@@ -138,7 +139,6 @@ class ProgramSteps:
     ) -> Tensor:
         """Sample after ``forward``. Return tokens ``[rows]``, from ``flag_invalid``."""
         logits, (slots, positions) = captured.logits, captured.inputs
-        assert logits is not None  # forward has run
         if not features.random and masks is None:
             tokens = self._program.argmax(logits)
             self._last_tokens.index_copy_(0, slots, tokens.clamp(min=0))

@@ -41,7 +41,7 @@ MAX_GROUP = 48
 
 def plan(model: nn.Module, *, isa: str, pin: bool) -> NativePlan | str:
     """Return the plan for an empty model, or why the library cannot run it."""
-    reason = next(_reasons(model), None)
+    reason = next(_misfits(model), None)
     if reason is not None:
         return reason
     for module in model.modules():
@@ -64,7 +64,7 @@ class NativePlan:
         return program, f"Steps run in one call by native kernels ({name}, {threads})."
 
 
-def _reasons(model: Any) -> Iterator[str]:
+def _misfits(model: Any) -> Iterator[str]:
     """Yield why the library cannot run the model; what follows the first may not be true."""
     if not has_default_forward(model, CausalDecoder, "compute_logits"):
         yield f"{type(model).__name__} is not a decoder of the usual form"

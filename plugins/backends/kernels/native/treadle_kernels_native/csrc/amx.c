@@ -71,6 +71,7 @@ AMX void tn_amx_product(const tn_linear *linear, int64_t n0, const tn_operand *x
     const int64_t size = linear->format == TN_BF16 ? 2 : 1, words = linear->k * size / 4, stride = linear->k * size;
     const uint32_t *x_words = x->data;
     const uint8_t *upper = (const uint8_t *)linear->weight + n0 * stride, *lower = upper + 16 * stride;
+    TN_STORED();
     if (linear->format == TN_BF16) {
         PRODUCT(_tile_dpbf16ps, words)
     } else {

@@ -47,6 +47,17 @@ void tn_rope_token(tn_engine *engine, const tn_layer *layer, const tn_step *step
     }
 }
 
+/* Ask for the rows of one KV head ahead of their use: they lie too far apart for the machine to guess. */
+static void fetch(const tn_engine *engine, const unit *u, const void *cache, int64_t begin, int64_t end) {
+    const tn_model *model = &engine->model;
+    const int64_t element = model->cache_format == TN_F32 ? 4 : 2, row = model->head_size * element;
+    for (int64_t key = begin; key < end; key++) {
+        const int64_t token = (int64_t)u->pages[key / u->page_size] * u->page_size + key % u->page_size;
+        const char *at = (const char *)cache + (token * model->kv_heads + u->kv_head) * row;
+        for (int64_t i = 0; i < row; i += 64) __builtin_prefetch(at + i);
+    }
+}
+
 /* Scores of keys [begin, end), which lie in one block, into scratch->scores from column begin - base. */
 static void score(const tn_engine *engine, const tn_thread *scratch, const unit *u, int64_t begin, int64_t end, int64_t base) {
     const tn_model *model = &engine->model;
@@ -81,13 +92,12 @@ static void mix(const tn_engine *engine, const tn_thread *scratch, const unit *u
     }
 }
 
-/* Scores to weights of one query; returns by how much what came before shrinks. */
+/* Scores to weights of one query, which sees keys [begin, end) of the block; returns by how much what
+ * came before shrinks. */
 static float soften(const tn_engine *engine, float *scores, int64_t begin, int64_t end, float scale, float *largest, float *total) {
-    float most = *largest;
-    for (int64_t i = 0; i < TN_KEY_BLOCK; i++) {
-        scores[i] = i < begin || i >= end ? -INFINITY : scores[i] * scale;
-        if (scores[i] > most) most = scores[i];
-    }
+    for (int64_t i = 0; i < begin; i++) scores[i] = -INFINITY;
+    for (int64_t i = end > begin ? end : begin; i < TN_KEY_BLOCK; i++) scores[i] = -INFINITY;
+    const float found = engine->kernels.scale_max(scores, TN_KEY_BLOCK, scale), most = found > *largest ? found : *largest;
     if (begin >= end || most == -INFINITY) {
         memset(scores, 0, TN_KEY_BLOCK * sizeof *scores);
         return 1.0f;
@@ -105,6 +115,7 @@ static void attend(tn_engine *engine, tn_thread *scratch, const unit *u) {
     memset(scratch->output, 0, (size_t)(u->queries * d) * sizeof(float));
     for (int64_t base = u->first / TN_KEY_BLOCK * TN_KEY_BLOCK; base < last; base += TN_KEY_BLOCK) {
         const int64_t begin = base > u->first ? base : u->first, end = last < base + TN_KEY_BLOCK ? last : base + TN_KEY_BLOCK;
+        fetch(engine, u, u->layer->values, begin, end);
         score(engine, scratch, u, begin, end, base);
         for (int64_t i = 0; i < u->queries; i++) {
             const int64_t seen = u->position + i / u->group + 1; /* keys before this one */
@@ -112,6 +123,7 @@ static void attend(tn_engine *engine, tn_thread *scratch, const unit *u) {
             const int64_t until = seen < end ? seen : end;
             keep[i] = soften(engine, scratch->scores + i * TN_KEY_BLOCK, from - base, until - base, (float)u->layer->scale, &largest[i], &total[i]);
         }
+        fetch(engine, u, u->layer->keys, end, last < end + TN_KEY_BLOCK ? last : end + TN_KEY_BLOCK);
         mix(engine, scratch, u, begin, end, base, keep, ones);
     }
     for (int64_t i = 0; i < u->queries; i++) {
@@ -126,6 +138,12 @@ static void run_unit(tn_engine *engine, int thread, const tn_layer *layer, const
     tn_thread *scratch = &engine->thread[thread];
     const int64_t d = model->head_size, group = model->heads / model->kv_heads, token = piece->first + first;
     const int64_t width = (model->heads + 2 * model->kv_heads) * d;
+#if defined(__x86_64__)
+    if (count > 1 && tn_attends_in_tiles(engine)) {
+        tn_tiled_attention(engine, thread, layer, step->tables[layer->table] + (int64_t)piece->slot * step->columns, kv_head, token, count, piece->start + first);
+        return;
+    }
+#endif
     unit u = {layer, step->tables[layer->table] + (int64_t)piece->slot * step->columns, kv_head, group, model->page_size, count * group, piece->start + first, 0};
     if (layer->window > 0 && u.position + 1 > layer->window) u.first = u.position + 1 - layer->window;
     for (int64_t t = 0; t < count; t++)
@@ -139,7 +157,11 @@ static void run_unit(tn_engine *engine, int thread, const tn_layer *layer, const
 /* alone: every piece is one token, whose keys and queries this call turns itself. */
 void tn_attention_run(tn_engine *engine, int thread, const tn_layer *layer, const tn_step *step, const tn_piece *pieces, int64_t count, int alone) {
     const tn_model *model = &engine->model;
-    const int64_t block = TN_QUERIES / (model->heads / model->kv_heads);
+    const int64_t group = model->heads / model->kv_heads;
+    int64_t block = TN_QUERIES / group;
+#if defined(__x86_64__)
+    if (tn_attends_in_tiles(engine)) block = TN_TILED_QUERIES / group;
+#endif
     int64_t units = 0;
     for (int64_t i = 0; i < count; i++) units += (pieces[i].count + block - 1) / block;
     int64_t piece = 0, before = 0; /* units of the pieces before this one */

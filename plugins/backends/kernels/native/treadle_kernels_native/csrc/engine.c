@@ -55,6 +55,9 @@ static void take_all(tn_engine *engine, arena *from) {
         thread->output = take(from, TN_QUERIES * d * real);
         thread->queries = take(from, TN_QUERIES * d * real);
         thread->queries_bf16 = take(from, TN_QUERIES * d * (int64_t)sizeof(bf16));
+#if defined(__x86_64__)
+        thread->tiled = tn_attends_in_tiles(engine) ? take(from, tn_tiled_attention_bytes(model)) : NULL;
+#endif
         thread->few.data = take(from, 16 * k * real);
         thread->few.scales = take(from, 16 * real);
     }

@@ -7,6 +7,9 @@
 
 #include "abi.h"
 
+/* Loads of tiles are not known to read memory by some compilers: what was stored before must be there. */
+#define TN_STORED() __asm__ volatile("" ::: "memory")
+
 #define TN_INTERNAL __attribute__((visibility("hidden")))
 
 typedef uint16_t bf16; /* the upper half of a float */
@@ -31,6 +34,8 @@ typedef struct {
     /* o[m][d] = o[m][d] · keep[m] + sum over keys of p[m][key] · v[key][d] */
     void (*mix_f32)(const float *p, int64_t ldp, const float *keep, int64_t m, const float *v, int64_t ldv, int64_t keys, int64_t d, float *o);
     void (*mix_bf16)(const float *p, int64_t ldp, const float *keep, int64_t m, const bf16 *v, int64_t ldv, int64_t keys, int64_t d, float *o);
+    /* In place; returns the largest. n is a multiple of 16 */
+    float (*scale_max)(float *x, int64_t n, float scale);
     /* In place; returns the sum. x[i] = exp(x[i] - shift); n is a multiple of 16 */
     float (*exp_sum)(float *x, int64_t n, float shift);
     void (*rms_norm)(const float *x, const float *weight, float eps, int64_t n, float *y);
@@ -90,6 +95,7 @@ typedef struct {
 #define TN_SLAB 512 /* tokens that go through all layers together; scratch memory is for so many */
 #define TN_KEY_BLOCK 64
 #define TN_QUERIES 48 /* queries of one KV head that attention takes together */
+#define TN_TILED_QUERIES 256 /* in tiles */
 
 typedef struct {
     float *normed;   /* [16, the largest k] */
@@ -98,6 +104,7 @@ typedef struct {
     float *output;   /* [TN_QUERIES, head_size] */
     float *queries;  /* [TN_QUERIES, head_size] */
     bf16 *queries_bf16;
+    struct tn_tiled_attention *tiled; /* of AMX */
     tn_operand few; /* of steps of few tokens, for which each thread makes its own */
 } tn_thread;
 
@@ -130,6 +137,10 @@ TN_INTERNAL void tn_amx_begin(void);
 TN_INTERNAL void tn_amx_end(void);
 /* Columns [n0, n0 + 32) of the product for blocks of 16 rows, transposed: result[m block][n][16]. */
 TN_INTERNAL void tn_amx_product(const tn_linear *linear, int64_t n0, const tn_operand *x, int64_t block, int64_t blocks, float *result);
+/* Attention of prompts in tiles: see attention_amx.c. */
+TN_INTERNAL int tn_attends_in_tiles(const tn_engine *engine);
+TN_INTERNAL int64_t tn_tiled_attention_bytes(const tn_model *model);
+TN_INTERNAL void tn_tiled_attention(tn_engine *engine, int thread, const tn_layer *layer, const int32_t *pages, int64_t kv_head, int64_t token, int64_t count, int64_t position);
 TN_INTERNAL void tn_transpose16(const float *x, int64_t ldx, float *y, int64_t ldy, int add);
 TN_INTERNAL void tn_pack_pairs(const uint32_t *rows, int64_t ld, int64_t count, int64_t words, uint32_t *tiles);
 TN_INTERNAL void tn_interleave_bf16(const float *even, const float *odd, bf16 *y);

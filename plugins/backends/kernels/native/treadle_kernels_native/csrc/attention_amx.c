@@ -1,0 +1,199 @@
+/* Attention of prompts in tiles (AMX), for caches in bf16.
+ *
+ * Everything is transposed: keys are the left side of the scores, as they lie in their pages, and a tile
+ * of scores is [16 keys][16 queries], so that the softmax works on lanes and never across them. Its
+ * weights are then the right side of the product with the values, whose left side, values transposed, is
+ * made once for all queries of a piece of work.
+ */
+#include "internal.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#include <string.h>
+
+#define TARGET __attribute__((target("amx-tile,amx-bf16,amx-int8,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+#define FN(name) name##_tiles
+#include "lanes.inc"
+
+#define KEYS 256 /* of a block */
+#define TILES (TN_TILED_QUERIES / 16)
+
+struct tn_tiled_attention {
+    float largest[TN_TILED_QUERIES], total[TN_TILED_QUERIES];
+    float scores[KEYS * 16];     /* [key][query] */
+    uint32_t weights[KEYS / 2 * 16]; /* [pair of keys][query] */
+    float row[16];
+    char rest[]; /* queries, values, output */
+};
+
+/* Where the parts lie that depend on the head size d. */
+typedef struct {
+    uint32_t *queries; /* [tile][d / 2][16] */
+    uint32_t *values;  /* [d][KEYS / 2] */
+    float *output;     /* [tile][d][16] */
+    uint32_t *rows;    /* [16][d / 2] */
+} parts;
+
+static parts parts_of(struct tn_tiled_attention *scratch, int64_t d) {
+    parts p;
+    p.queries = (uint32_t *)(((uintptr_t)scratch->rest + 63) / 64 * 64);
+    p.values = p.queries + TILES * 16 * (d / 2);
+    p.output = (float *)(p.values + d * (KEYS / 2));
+    p.rows = (uint32_t *)(p.output + TILES * 16 * d);
+    return p;
+}
+
+int64_t tn_tiled_attention_bytes(const tn_model *model) {
+    const int64_t d = model->head_size;
+    return (int64_t)sizeof(struct tn_tiled_attention) + 64 + 4 * (TILES * 16 * (d / 2) + d * (KEYS / 2) + TILES * 16 * d + 16 * d);
+}
+
+int tn_attends_in_tiles(const tn_engine *engine) {
+    const tn_model *model = &engine->model;
+    return engine->isa >= TN_AMX && model->cache_format == TN_BF16 && model->page_size > 0 && model->page_size % 16 == 0;
+}
+
+/* Values of keys [base, end) as [feature][pair of keys]; what is not in [begin, end) counts as zero. */
+TARGET static void turn_values(const tn_model *model, const parts *p, const bf16 *values, const int32_t *pages, int64_t kv_head, int64_t base, int64_t begin, int64_t end) {
+    const int64_t d = model->head_size, stride = model->kv_heads * d, size = model->page_size;
+    const int64_t until = (end - base + 31) / 32 * 32;
+    for (int64_t key = 0; key < until; key += 32) { /* sixteen pairs */
+        for (int64_t i = 0; i < d; i += 16) {
+            __m512i pairs[16];
+            for (int64_t j = 0; j < 16; j++) {
+                __m512i pair = _mm512_setzero_si512();
+                for (int64_t odd = 0; odd < 2; odd++) {
+                    const int64_t at = base + key + 2 * j + odd;
+                    if (at < begin || at >= end) continue;
+                    const bf16 *row = values + ((int64_t)pages[at / size] * size + at % size) * stride + kv_head * d + i;
+                    const __m512i half = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)row));
+                    pair = _mm512_or_si512(pair, odd ? _mm512_slli_epi32(half, 16) : half);
+                }
+                pairs[j] = pair;
+            }
+            tn_transpose16((const float *)pairs, 16, (float *)(p->values + i * (KEYS / 2) + key / 2), KEYS / 2, 0);
+        }
+    }
+}
+
+/* Scores [key][16 queries] of the keys of a block, sixteen at a time. */
+TARGET static void score(const tn_model *model, struct tn_tiled_attention *scratch, const uint32_t *queries, const bf16 *keys, const int32_t *pages, int64_t kv_head, int64_t base, int64_t from, int64_t end) {
+    const int64_t d = model->head_size, stride = model->kv_heads * d, size = model->page_size;
+    TN_STORED();
+    for (int64_t key = from; key < end; key += 32) {
+        const int two = key + 16 < end;
+        const bf16 *upper = keys + ((int64_t)pages[key / size] * size + key % size) * stride + kv_head * d;
+        const bf16 *lower = two ? keys + ((int64_t)pages[(key + 16) / size] * size + (key + 16) % size) * stride + kv_head * d : upper;
+        _tile_zero(0);
+        _tile_zero(1);
+        for (int64_t i = 0; i < d; i += 32) {
+            _tile_loadd(6, queries + i / 2 * 16, 64);
+            _tile_loadd(4, upper + i, stride * 2);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(5, lower + i, stride * 2);
+            _tile_dpbf16ps(1, 5, 6);
+        }
+        _tile_stored(0, scratch->scores + (key - base) * 16, 64);
+        if (two) _tile_stored(1, scratch->scores + (key - base + 16) * 16, 64);
+    }
+}
+
+/* Scores to weights; returns by how much what came before shrinks, a query a lane. Keys from - base and on
+ * have scores; query q sees keys [after[q], upto[q]). */
+TARGET static v16 soften(struct tn_tiled_attention *scratch, float scale, int64_t from, int64_t end, int64_t base, i16 after, i16 upto, float *largest, float *total) {
+    v16 before = load_f32_tiles(largest), most = before;
+    const v16 none = (v16){} - __builtin_inff();
+    for (int64_t key = from; key < end; key++) {
+        float *at = scratch->scores + (key - base) * 16;
+        const i16 number = (i16){} + (int32_t)key, seen = (number >= after) & (number < upto);
+        const v16 value = load_f32_tiles(at) * scale, masked = (v16)(((i16)value & seen) | ((i16)none & ~seen));
+        store_tiles(at, masked);
+        most = max_tiles(masked, most);
+    }
+    /* A query that has seen nothing yet: its weights are zero, whatever they are compared with. */
+    const i16 empty = (i16)(most == none);
+    const v16 shift = (v16)((i16)most & ~empty);
+    v16 sum = {};
+    for (int64_t key = from; key < end; key += 2) {
+        const float *at = scratch->scores + (key - base) * 16;
+        const v16 even = exp_tiles(load_f32_tiles(at) - shift), odd = key + 1 < end ? exp_tiles(load_f32_tiles(at + 16) - shift) : (v16){};
+        sum += even + odd;
+        store_tiles((float *)at, even);
+        tn_interleave_bf16(at, (store_tiles(scratch->row, odd), scratch->row), (bf16 *)(scratch->weights + (key - base) / 2 * 16));
+    }
+    const v16 keep = (v16)((i16)exp_tiles(before - shift) & ~(i16)(before == none));
+    store_tiles(largest, most);
+    store_tiles(total, load_f32_tiles(total) * keep + sum);
+    return keep;
+}
+
+/* output = output · keep + valuesᵀ · weights, for keys [from, end) of the block. */
+TARGET static void mix(struct tn_tiled_attention *scratch, const parts *p, float *output, int64_t d, int64_t from, int64_t end, int64_t base, v16 keep) {
+    const int64_t first = (from - base) / 32 * 32, last = (end - base + 31) / 32 * 32;
+    for (int64_t key = last - 32; key < last; key += 2) /* the rest of the last tile */
+        if (base + key >= end) memset(scratch->weights + key / 2 * 16, 0, 64);
+    for (int64_t i = 0; i < d * 16; i += 16) store_tiles(output + i, load_f32_tiles(output + i) * keep);
+    TN_STORED();
+    for (int64_t i = 0; i < d; i += 32) {
+        _tile_loadd(0, output + i * 16, 64);
+        _tile_loadd(1, output + (i + 16) * 16, 64);
+        for (int64_t key = first; key < last; key += 32) {
+            _tile_loadd(6, scratch->weights + key / 2 * 16, 64);
+            _tile_loadd(4, p->values + i * (KEYS / 2) + key / 2, KEYS * 2);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(5, p->values + (i + 16) * (KEYS / 2) + key / 2, KEYS * 2);
+            _tile_dpbf16ps(1, 5, 6);
+        }
+        _tile_stored(0, output + i * 16, 64);
+        _tile_stored(1, output + (i + 16) * 16, 64);
+    }
+}
+
+/* Tokens [token, token + count) of the slab, which begin at a position of the sequence, for one KV head. */
+TARGET void tn_tiled_attention(tn_engine *engine, int thread, const tn_layer *layer, const int32_t *pages, int64_t kv_head, int64_t token, int64_t count, int64_t position) {
+    const tn_model *model = &engine->model;
+    struct tn_tiled_attention *scratch = engine->thread[thread].tiled;
+    const int64_t d = model->head_size, group = model->heads / model->kv_heads, number = count * group, tiles = (number + 15) / 16;
+    const int64_t width = (model->heads + 2 * model->kv_heads) * d, end = position + count;
+    const parts p = parts_of(scratch, d);
+    for (int64_t q = 0; q < number; q++) {
+        const float *from = engine->qkv + (token + q / group) * width + (kv_head * group + q % group) * d;
+        engine->kernels.to_bf16(from, d, (bf16 *)(p.rows + q % 16 * (d / 2)));
+        if (q % 16 == 15 || q + 1 == number) tn_pack_pairs(p.rows, d / 2, q % 16 + 1, d / 2, p.queries + q / 16 * 16 * (d / 2));
+    }
+    for (int64_t q = 0; q < tiles * 16; q++) scratch->largest[q] = -__builtin_inff(), scratch->total[q] = 0.0f;
+    memset(p.output, 0, (size_t)(tiles * 16 * d) * sizeof(float));
+    const int64_t begin = layer->window > 0 && position + 1 > layer->window ? position + 1 - layer->window : 0;
+    for (int64_t base = begin / KEYS * KEYS; base < end; base += KEYS) {
+        const int64_t first = base > begin ? base : begin, last = end < base + KEYS ? end : base + KEYS;
+        turn_values(model, &p, layer->values, pages, kv_head, base, first, last);
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            _Alignas(64) int32_t after[16], upto[16];
+            for (int64_t q = 0; q < 16; q++) {
+                const int64_t at = position + (tile * 16 + q) / group;
+                upto[q] = (int32_t)(at + 1);
+                after[q] = layer->window > 0 && at + 1 > layer->window ? (int32_t)(at + 1 - layer->window) : 0;
+            }
+            /* Nothing before what the first query sees, nothing behind the last query. */
+            const int64_t from = (after[0] > first ? after[0] : first) / 32 * 32, until = upto[15] < last ? upto[15] : last;
+            if (from >= until) continue;
+            const int64_t start = from < base ? base : from;
+            i16 lower, upper;
+            memcpy(&lower, after, sizeof lower);
+            memcpy(&upper, upto, sizeof upper);
+            float *output = p.output + tile * 16 * d;
+            score(model, scratch, p.queries + tile * 16 * (d / 2), layer->keys, pages, kv_head, base, start, until);
+            const v16 keep = soften(scratch, (float)layer->scale, start, until, base, lower, upper, scratch->largest + tile * 16, scratch->total + tile * 16);
+            mix(scratch, &p, output, d, start, until, base, keep);
+        }
+    }
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        float *output = p.output + tile * 16 * d, *rows = (float *)p.rows;
+        const v16 factor = 1.0f / load_f32_tiles(scratch->total + tile * 16);
+        for (int64_t i = 0; i < d * 16; i += 16) store_tiles(output + i, load_f32_tiles(output + i) * factor);
+        for (int64_t i = 0; i < d; i += 16) tn_transpose16(output + i * 16, 16, rows + i, d, 0);
+        for (int64_t q = tile * 16; q < number && q < tile * 16 + 16; q++)
+            memcpy(engine->attended + ((token + q / group) * model->heads + kv_head * group + q % group) * d, rows + (q - tile * 16) * d, (size_t)d * sizeof(float));
+    }
+}
+#endif
