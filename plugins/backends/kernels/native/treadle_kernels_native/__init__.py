@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
@@ -22,10 +22,18 @@ DTYPES = ("float32", "bfloat16")
 class NativeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the native kernels."""
 
-    isa: Literal["auto", "generic", "avx2", "avx512", "avx512_bf16", "amx"] = "auto"
-    """The instruction set: the best one that the machine has, or one that it is to pretend to have."""
-    pin: bool = False
-    """Whether each thread stays on a core of its own. Pays only where no other process computes."""
+    isa: Annotated[
+        Literal["auto", "generic", "avx2", "avx512", "avx512_bf16", "amx"],
+        msgspec.Meta(
+            description="Instruction set: the best one that the machine has, or a lesser one."
+        ),
+    ] = "auto"
+    pin: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Keep each thread on a core of its own. Pays only where no other process computes."
+        ),
+    ] = False
 
 
 TREADLE_OPTIONS = {"kernel_ops:native": NativeOptions}

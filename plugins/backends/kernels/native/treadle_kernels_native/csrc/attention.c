@@ -95,6 +95,7 @@ static void mix(const tn_engine *engine, const tn_thread *scratch, const unit *u
 /* Scores to weights of one query, which sees keys [begin, end) of the block; returns by how much what
  * came before shrinks. */
 static float soften(const tn_engine *engine, float *scores, int64_t begin, int64_t end, float scale, float *largest, float *total) {
+    if (begin > TN_KEY_BLOCK) begin = TN_KEY_BLOCK; /* the window begins behind this block */
     for (int64_t i = 0; i < begin; i++) scores[i] = -INFINITY;
     for (int64_t i = end > begin ? end : begin; i < TN_KEY_BLOCK; i++) scores[i] = -INFINITY;
     const float found = engine->kernels.scale_max(scores, TN_KEY_BLOCK, scale), most = found > *largest ? found : *largest;

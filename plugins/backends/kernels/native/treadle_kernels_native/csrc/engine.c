@@ -5,6 +5,15 @@
 
 #include "internal.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define FORBID(at, bytes) ASAN_POISON_MEMORY_REGION(at, bytes)
+#define ALLOW(at, bytes) ASAN_UNPOISON_MEMORY_REGION(at, bytes)
+#else
+#define FORBID(at, bytes) ((void)(at), (void)(bytes))
+#define ALLOW(at, bytes) ((void)(at), (void)(bytes))
+#endif
+
 static int64_t largest(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static tn_kernels kernels_for(int64_t isa) {
@@ -24,8 +33,10 @@ typedef struct {
 } arena;
 
 static void *take(arena *from, int64_t bytes) {
-    const size_t size = ((size_t)bytes + 4095) / 4096 * 4096;
+    /* What is behind a part is nobody's: under a sanitizer it must not be touched. */
+    const size_t size = ((size_t)bytes + 64 + 4095) / 4096 * 4096;
     void *result = from->next == NULL ? NULL : from->next + from->bytes;
+    if (result != NULL) FORBID((char *)result + bytes, size - (size_t)bytes);
     from->bytes += size;
     return result;
 }
@@ -77,6 +88,7 @@ tn_engine *tn_create(const tn_model *model, int64_t threads, int64_t isa, int64_
         take_all(engine, &count);
         /* Pages become resident when they are first written: a slab that is never full costs less. */
         engine->memory = aligned_alloc(4096, count.bytes);
+        engine->bytes = count.bytes;
     }
     if (engine->memory == NULL) {
         tn_destroy(engine);
@@ -90,6 +102,7 @@ tn_engine *tn_create(const tn_model *model, int64_t threads, int64_t isa, int64_
 void tn_destroy(tn_engine *engine) {
     if (engine == NULL) return;
     tn_pool_destroy(engine->pool);
+    if (engine->memory != NULL) ALLOW(engine->memory, engine->bytes);
     free(engine->memory);
     free(engine->thread);
     free(engine);

@@ -115,6 +115,7 @@ struct tn_engine {
     int isa, threads;
     tn_thread *thread;
     void *memory;
+    size_t bytes;
     float *residual, *qkv, *attended; /* [TN_SLAB, …] */
     float *gate_up, *gated;           /* [TN_SLAB, …], of layers in 8 bits */
     tn_operand operand;               /* shared */

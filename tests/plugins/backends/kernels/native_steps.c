@@ -1,0 +1,94 @@
+/* Steps of small models with every buffer allocated by itself, for the sanitizers: chunks of prompts,
+ * windows, rows that generate, more tokens than a slab, on every instruction set of the machine.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "abi.h"
+
+enum { VOCAB = 100, HIDDEN = 64, HEADS = 4, KV_HEADS = 2, SIZE = 32, INNER = 96, MAX_LEN = 1024, SLOTS = 3 };
+
+static uint32_t state = 1;
+static float draw(void) { return (float)((state = state * 1664525u + 1013904223u) >> 8) / (float)(1 << 24) - 0.5f; }
+
+static void *numbers(int64_t n, int64_t format) {
+    void *memory = malloc((size_t)(n * (format == TN_F32 ? 4 : format == TN_BF16 ? 2 : 1)));
+    for (int64_t i = 0; i < n; i++) {
+        const float x = draw();
+        uint32_t bits;
+        memcpy(&bits, &x, 4);
+        if (format == TN_F32) ((float *)memory)[i] = x;
+        if (format == TN_BF16) ((uint16_t *)memory)[i] = (uint16_t)(bits >> 16);
+        if (format == TN_INT8) ((int8_t *)memory)[i] = (int8_t)(x * 200);
+    }
+    return memory;
+}
+
+static tn_linear linear(int64_t n, int64_t k, int64_t format) {
+    tn_linear l = {numbers(n * k, format), numbers(n, TN_F32), NULL, NULL, n, k, format};
+    if (format != TN_INT8) return l;
+    float *scales = malloc((size_t)n * 4);
+    int32_t *sums = calloc((size_t)n, 4);
+    for (int64_t i = 0; i < n; i++) {
+        scales[i] = 0.01f;
+        for (int64_t j = 0; j < k; j++) sums[i] += ((const int8_t *)l.weight)[i * k + j];
+    }
+    l.scales = scales, l.sums = sums;
+    return l;
+}
+
+static void drop(tn_linear *l) { free((void *)l->weight), free((void *)l->bias), free((void *)l->scales), free((void *)l->sums); }
+
+static int run(int64_t isa, int64_t format, int64_t threads, int64_t page_size, int64_t window) {
+    const int64_t real = format == TN_F32 ? TN_F32 : TN_BF16, columns = (MAX_LEN + page_size - 1) / page_size, pages = SLOTS * columns + 1;
+    tn_layer layers[2];
+    for (int i = 0; i < 2; i++)
+        layers[i] = (tn_layer){
+            numbers(HIDDEN, TN_F32), numbers(HIDDEN, TN_F32), numbers(SIZE, TN_F32), numbers(SIZE, TN_F32), numbers(MAX_LEN * SIZE / 2, TN_F32), numbers(MAX_LEN * SIZE / 2, TN_F32),
+            numbers(pages * page_size * KV_HEADS * SIZE, real), numbers(pages * page_size * KV_HEADS * SIZE, real),
+            linear((HEADS + 2 * KV_HEADS) * SIZE, HIDDEN, format), linear(HIDDEN, HEADS * SIZE, format), linear(2 * INNER, HIDDEN, format), linear(HIDDEN, INNER, format),
+            0.2, i == 0 ? window : 0, 0,
+        };
+    tn_model model = {layers, numbers(VOCAB * HIDDEN, real), numbers(HIDDEN, TN_F32), linear(VOCAB, HIDDEN, real), 1e-6, 2, HIDDEN, HEADS, KV_HEADS, SIZE, INNER, real, real, page_size};
+    tn_engine *engine = tn_create(&model, threads, isa, 1);
+    int32_t *table = malloc((size_t)(SLOTS * columns) * 4);
+    for (int64_t i = 0; i < SLOTS * columns; i++) table[i] = (int32_t)(i + 1);
+    int64_t last[SLOTS] = {1, 2, 3}, *ids = malloc(700 * 8), tokens[SLOTS];
+    for (int i = 0; i < 700; i++) ids[i] = i * 7 % VOCAB;
+    float *logits = malloc(SLOTS * VOCAB * 4);
+    int32_t slots[SLOTS] = {0, 1, 2}, starts[SLOTS] = {0, 0, 0};
+    /* Counts of each row in each step; rows with one token before num_decodes generate. */
+    static const int32_t counts[][SLOTS] = {{650, 17, 33}, {1, 70, 5}, {1, 1, 1}, {1, 1, 90}};
+    static const int64_t decodes[] = {0, 1, 3, 2};
+    int bad = 0;
+    for (int i = 0; i < 4; i++) {
+        const uint8_t samples[SLOTS] = {1, i != 1, 1};
+        const int64_t sampled = 2 + samples[1];
+        tn_step step = {slots, starts, counts[i], samples, ids, last, {table}, logits, columns, SLOTS, decodes[i]};
+        tn_run(engine, &step);
+        tn_argmax(engine, logits, sampled, VOCAB, tokens);
+        for (int64_t j = 0; j < sampled; j++) bad |= tokens[j] < 0 || tokens[j] >= VOCAB;
+        for (int r = 0; r < SLOTS; r++) starts[r] += counts[i][r];
+    }
+    tn_destroy(engine);
+    for (int i = 0; i < 2; i++) {
+        tn_layer *l = &layers[i];
+        free((void *)l->input_norm), free((void *)l->post_norm), free((void *)l->q_norm), free((void *)l->k_norm), free((void *)l->cos), free((void *)l->sin), free(l->keys), free(l->values);
+        drop(&l->qkv), drop(&l->o), drop(&l->gate_up), drop(&l->down);
+    }
+    free((void *)model.embedding), free((void *)model.final_norm), drop(&model.head), free(table), free(ids), free(logits);
+    return bad;
+}
+
+int main(void) {
+    int bad = 0;
+    for (int64_t isa = TN_GENERIC; isa <= tn_best_isa(); isa++)
+        for (int64_t format = TN_F32; format <= TN_INT8; format++) {
+            bad |= run(isa, format, 1, 16, 40);
+            bad |= run(isa, format, 3, isa == TN_GENERIC ? 5 : 32, 300);
+        }
+    puts(bad ? "NaN" : "sound");
+    return bad;
+}

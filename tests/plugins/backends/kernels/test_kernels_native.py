@@ -1,0 +1,268 @@
+"""treadle-kernels-native against torch: each linear layer, and whole models, on every instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from treadle_kernels_native import library
+from treadle_kernels_native.structs import Format, InstructionSet, Linear, Model
+
+from treadle.api.requests import EngineRequest
+from treadle.api.sampling_params import SamplingParams
+from treadle.config import from_options
+from treadle.engine.core import EngineCore
+from treadle.errors import ConfigError
+from treadle.plugins import PluginManager
+from treadle.testing.checkpoints import make_checkpoint
+
+if library.missing_reason() is not None:
+    pytest.skip(str(library.missing_reason()), allow_module_level=True)
+
+LIBRARY = library.load_library()
+BEST = library.best_instruction_set(LIBRARY)
+SETS = [name for name in InstructionSet if name <= BEST]
+SIZES: dict[str, Any] = {"hidden_size": 96, "head_dim": 32, "intermediate_size": 160}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "vocab_size": 331}),
+    "llama, one kv head, tied": (
+        "LlamaForCausalLM",
+        {"num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
+    "llama 3 rope": (
+        "LlamaForCausalLM",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10_000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "qwen 2": ("Qwen2ForCausalLM", {}),
+    "qwen 3": ("Qwen3ForCausalLM", {"head_dim": 64, "tie_word_embeddings": True}),
+    "mistral, windows": ("MistralForCausalLM", {"sliding_window": 40}),
+}
+PROMPTS = [(1, 9), (5, 20), (70, 12), (17, 30), (150, 10), (200, 8)]
+"""Tokens of each prompt, and of its answer: chunks, pages and blocks of keys begin everywhere."""
+
+
+@pytest.fixture(params=[(name, threads) for name in SETS for threads in (1, 3)], ids=str)
+def engine(request: pytest.FixtureRequest) -> Iterator[tuple[InstructionSet, int]]:
+    """An engine of the library without layers, for single linear layers of up to 512 inputs."""
+    isa, threads = request.param
+    model = Model(hidden=512, heads=4, kv_heads=2, head_size=64, intermediate=512, page_size=16)
+    handle = LIBRARY.tn_create(ctypes.byref(model), threads, isa, 0)
+    yield isa, handle
+    LIBRARY.tn_destroy(handle)
+
+
+def product(handle: int, x: Tensor, weight: Tensor, form: Format, *rest: Tensor | None) -> Tensor:
+    bias, scales, sums = (
+        None if t is None else t.data_ptr() for t in (*rest, None, None, None)[:3]
+    )
+    n, k = weight.shape
+    linear = Linear(weight.data_ptr(), bias, scales, sums, n, k, form)
+    y = torch.full((len(x), n), torch.nan)
+    LIBRARY.tn_linear_test(handle, ctypes.byref(linear), x.data_ptr(), len(x), y.data_ptr())
+    return y
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 32), (48, 96), (100, 512), (160, 64)])
+def test_linear_layers_equal_torch(engine: tuple[InstructionSet, int], n: int, k: int) -> None:
+    """One row, few rows, a tile, parts of tiles, and more than a slab of registers, with and without bias."""
+    isa, handle = engine
+    generator = torch.Generator().manual_seed(n + k)
+    weight = torch.randn(n, k, generator=generator) / k**0.5
+    bias = torch.randn(n, generator=generator)
+    scales = weight.abs().amax(1) / 127
+    codes = (weight / scales[:, None]).round().to(torch.int8)
+    half = weight.bfloat16()
+    for m in (1, 2, 3, 4, 7, 16, 33, 130):
+        x = torch.randn(m, k, generator=generator)
+        exact = x.double()
+        for b in (bias, None):
+            added = 0 if b is None else b.double()
+            y = product(handle, x, weight, Format.FLOAT32, b)
+            torch.testing.assert_close(
+                y, (exact @ weight.double().T + added).float(), atol=1e-5, rtol=0
+            )
+            # From bf16 by bf16 on, what is multiplied is rounded, and sums are not.
+            rounded = x.bfloat16().double() if isa >= InstructionSet.AVX512_BF16 else exact
+            y = product(handle, x, half, Format.BFLOAT16, b)
+            torch.testing.assert_close(
+                y, (rounded @ half.double().T + added).float(), atol=1e-5, rtol=0
+            )
+            steps = x.abs().amax(1, keepdim=True) / 127
+            quantized = (x / steps).round().double() @ codes.double().T * scales * steps + added
+            y = product(handle, x, codes, Format.INT8, b, scales, codes.sum(1, dtype=torch.int32))
+            # A product that lies between two codes may be rounded either way: one code of one input.
+            slack = float(steps.max() * scales.max() * 127)
+            torch.testing.assert_close(y, quantized.float(), atol=slack, rtol=0)
+
+
+def test_rows_do_not_depend_on_other_rows(engine: tuple[InstructionSet, int]) -> None:
+    """In float32 they are equal bit by bit, however many are computed together."""
+    _, handle = engine
+    x, weight = torch.randn(67, 96), torch.randn(70, 96)
+    together = product(handle, x, weight, Format.FLOAT32)
+    for first, last in ((0, 1), (5, 8), (20, 66)):
+        alone = product(handle, x[first:last].clone(), weight, Format.FLOAT32)
+        assert torch.equal(alone, together[first:last])
+
+
+# ------------------------------------------------------------------------------------ whole models
+
+
+def core(folder: Path, *, native: bool = True, isa: str = "auto", **options: Any) -> EngineCore:
+    values: dict[str, Any] = {"max_num_batched_tokens": 96, "num_pages": 200, "max_model_len": 256}
+    values |= {"model": str(folder), "device": "cpu", "dtype": "float32", "cpu_threads": 2}
+    if native:
+        values["plugin_options"] = {"kernel_ops:native": {"isa": isa}}
+    else:
+        values["disable_plugin"] = ["kernel_ops:native"]
+    config = from_options(**values | options)
+    return EngineCore(config, PluginManager(config.plugins))
+
+
+def answers(engine: EngineCore, rounds: int = 1, **parameters: Any) -> dict[str, list[int]]:
+    """The tokens of ``PROMPTS``; of a second round, pages of the first one are shared."""
+    result: dict[str, list[int]] = {}
+    values = {"temperature": 0, "ignore_eos": True, **parameters}
+    for number in range(rounds):
+        for index, (length, count) in enumerate(PROMPTS):
+            ids = [(7 * position + 3 * index) % 250 for position in range(length)]
+            params = SamplingParams(max_tokens=count, **values)
+            engine.add_request(EngineRequest(f"{number}.{index}", ids, params, 0.0))
+        while engine.has_work:
+            for output in engine.step():
+                assert output.error is None
+                result.setdefault(output.id, []).extend(output.token_ids)
+    engine.close()
+    return result
+
+
+@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS.keys())
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    architecture, changes = request.param
+    return make_checkpoint(tmp_path_factory.mktemp("model"), architecture, **SIZES | changes)
+
+
+def test_tokens_equal_those_of_torch(checkpoint: Path) -> None:
+    """Chunks of prompts, many rows, windows and shared pages; on every instruction set."""
+    expected = answers(core(checkpoint, native=False), rounds=2)
+    for isa in SETS:
+        engine = core(checkpoint, isa=isa.name.lower())
+        assert any("native" in line for line in engine.info.report), engine.info.report
+        assert answers(engine, rounds=2) == expected, isa
+
+
+def test_logprobs_do_not_depend_on_other_requests(tmp_path: Path) -> None:
+    """In float32 they are equal bit by bit, and wherever prompts are cut."""
+    folder = make_checkpoint(tmp_path, "MistralForCausalLM", sliding_window=40, **SIZES)
+
+    def logprobs(prompts: list[int], **options: Any) -> list[float]:
+        engine, values = core(folder, **options), []
+        for index in prompts:
+            ids = [(7 * position + 3 * index) % 250 for position in range(PROMPTS[index][0])]
+            params = SamplingParams(temperature=0, max_tokens=12, logprobs=0, ignore_eos=True)
+            engine.add_request(EngineRequest(str(index), ids, params, 0.0))
+        while engine.has_work:
+            for output in engine.step():
+                if output.id == "4":
+                    values += [value for token in output.logprobs or () for value in token.logprobs]
+        engine.close()
+        return values
+
+    alone = logprobs([4], enable_prefix_caching=False)
+    assert len(alone) == 12
+    assert logprobs([0, 1, 2, 3, 4, 5]) == alone
+    assert logprobs([4], max_num_batched_tokens=37) == alone
+
+
+def test_bfloat16_rounds_no_more_than_torch(tmp_path: Path) -> None:
+    """Logprobs of a bf16 model: nearer to float32's than a few roundings, on every instruction set."""
+    folder = make_checkpoint(tmp_path, "Qwen3ForCausalLM", **SIZES)
+
+    def logprobs(**options: Any) -> Tensor:
+        engine = core(folder, **options)
+        ids = [(11 * position) % 250 for position in range(100)]
+        params = SamplingParams(temperature=0, max_tokens=1, logprobs=5, ignore_eos=True)
+        engine.add_request(EngineRequest("it", ids, params, 0.0))
+        values: list[float] = []
+        while engine.has_work:
+            for output in engine.step():
+                assert output.error is None
+                for token in output.logprobs or ():
+                    values += token.logprobs
+        engine.close()
+        return torch.tensor(values)
+
+    expected = logprobs(native=False)
+    for isa in SETS:
+        actual = logprobs(isa=isa.name.lower(), dtype="bfloat16", page_size=16)
+        torch.testing.assert_close(actual, expected, atol=0.12, rtol=0)
+
+
+def test_sampling_and_prompt_logprobs_are_those_of_torch(tmp_path: Path) -> None:
+    """A step whose prompt's logprobs are asked for runs in torch, on the same weights and cache."""
+    folder = make_checkpoint(tmp_path, **SIZES)
+    options = {"temperature": 0.8, "top_p": 0.9, "seed": 3, "prompt_logprobs": 1}
+    expected = answers(core(folder, native=False), **options)
+    assert answers(core(folder), **options) == expected
+
+
+def test_a_model_of_another_form_runs_in_torch_and_says_why(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, **SIZES, hidden_act="gelu")
+    engine = core(folder)
+    (line,) = (line for line in engine.info.report if "layer by layer" in line)
+    assert "layer 0: the activation of the MLP is not silu" in line
+    assert answers(engine) == answers(core(folder, native=False))
+
+
+def test_without_the_library_the_engine_runs_in_torch_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(tmp_path, **SIZES)
+    monkeypatch.setattr(library, "LIBRARY_NAME", "not-built.so")
+    engine = core(folder)
+    assert any("neither a C compiler" in line for line in engine.info.report), engine.info.report
+    engine.close()
+
+
+def test_an_instruction_set_that_the_machine_lacks_is_refused() -> None:
+    from treadle_kernels_native.program import choose
+
+    assert choose("auto", InstructionSet.AVX2) is InstructionSet.AVX2
+    assert choose("generic", InstructionSet.AVX2) is InstructionSet.GENERIC
+    with pytest.raises(ConfigError, match="'amx', which this machine lacks; its best is 'avx2'"):
+        choose("amx", InstructionSet.AVX2)
+
+
+def test_steps_are_sound_under_sanitizers(tmp_path: Path) -> None:
+    """Addresses and undefined behaviour, with every buffer on its own, on every instruction set."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no cc to build the library with sanitizers")
+    sources = Path(library.__file__).parent / "csrc"
+    if not sources.is_dir():
+        pytest.skip("the sources of the library are not beside it: it was not installed editable")
+    flags = ["-std=gnu11", "-O1", "-w", "-pthread", "-fsanitize=address,undefined"]
+    flags += ["-fno-sanitize-recover=undefined", "-I", str(sources), "-o", str(tmp_path / "steps")]
+    files = [str(Path(__file__).with_name("native_steps.c")), *map(str, sources.glob("*.c"))]
+    built = subprocess.run([compiler, *flags, *files, "-lm"], capture_output=True, text=True)
+    if built.returncode != 0 and "asan" in built.stderr:
+        pytest.skip("this cc has no libraries of sanitizers")
+    assert built.returncode == 0, built.stderr
+    run = subprocess.run([str(tmp_path / "steps")], capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (0, "sound\n"), run.stderr[-4000:]
