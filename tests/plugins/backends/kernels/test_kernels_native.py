@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from treadle_kernels_native import library
+from treadle_kernels_native import library, treadle_quantization
 from treadle_kernels_native.structs import Format, InstructionSet, Linear, Model
 
+from treadle.api.cache import DeviceInfo
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
-from treadle.errors import ConfigError
+from treadle.errors import ConfigError, UnsupportedModelError
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 
@@ -190,28 +191,42 @@ def test_logprobs_do_not_depend_on_other_requests(tmp_path: Path) -> None:
     assert logprobs([4], max_num_batched_tokens=37) == alone
 
 
-def test_bfloat16_rounds_no_more_than_torch(tmp_path: Path) -> None:
-    """Logprobs of a bf16 model: nearer to float32's than a few roundings, on every instruction set."""
+@pytest.mark.parametrize(("quantization", "error"), [("auto", 0.12), ("int8", 0.25)])
+def test_logprobs_of_rounded_weights_are_near(
+    tmp_path: Path, quantization: str, error: float
+) -> None:
+    """Of the most probable tokens behind a prompt, compared with float32, on every instruction set."""
     folder = make_checkpoint(tmp_path, "Qwen3ForCausalLM", **SIZES)
 
     def logprobs(**options: Any) -> Tensor:
         engine = core(folder, **options)
+        assert not options.get("native", True) or any("native" in s for s in engine.info.report)
         ids = [(11 * position) % 250 for position in range(100)]
         params = SamplingParams(temperature=0, max_tokens=1, logprobs=5, ignore_eos=True)
         engine.add_request(EngineRequest("it", ids, params, 0.0))
-        values: list[float] = []
+        values: dict[int, float] = {}
         while engine.has_work:
             for output in engine.step():
                 assert output.error is None
                 for token in output.logprobs or ():
-                    values += token.logprobs
+                    values |= zip(token.ids, token.logprobs, strict=True)
         engine.close()
-        return torch.tensor(values)
+        return torch.tensor([values[token] for token in sorted(values)])
 
     expected = logprobs(native=False)
     for isa in SETS:
-        actual = logprobs(isa=isa.name.lower(), dtype="bfloat16", page_size=16)
-        torch.testing.assert_close(actual, expected, atol=0.12, rtol=0)
+        options = {"dtype": "bfloat16", "page_size": 16, "quantization": quantization}
+        actual = logprobs(isa=isa.name.lower(), **options)
+        torch.testing.assert_close(actual, expected, atol=error, rtol=0)
+
+
+def test_int8_refuses_what_it_is_not_for() -> None:
+    hook: Any = treadle_quantization
+    assert hook(method="int4", checkpoint={}, device=DeviceInfo("cpu")) is None
+    with pytest.raises(UnsupportedModelError, match="quantization_config of its own"):
+        hook(method="int8", checkpoint={"bits": 4}, device=DeviceInfo("cpu"))
+    with pytest.raises(UnsupportedModelError, match="made for CPUs; on 'cuda' use 'fp8'"):
+        hook(method="int8", checkpoint={}, device=DeviceInfo("cuda", (9, 0)))
 
 
 def test_sampling_and_prompt_logprobs_are_those_of_torch(tmp_path: Path) -> None:

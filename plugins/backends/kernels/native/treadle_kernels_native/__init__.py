@@ -1,19 +1,27 @@
-"""A decoder's whole step in one call, in C, on CPUs."""
+"""A decoder's whole step in one call, in C, on CPUs, and weights in eight bits for it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from treadle.api import impl
 from treadle.api.hookspecs import Options
-from treadle.api.types import KernelOffer, KernelRequest, Refusal
+from treadle.api.types import DeviceInfo, KernelOffer, KernelRequest, QuantizationScheme, Refusal
+from treadle.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from treadle_layers_kit.decode_step import DecodeStep
 
-__all__ = ("TREADLE_OPTIONS", "NativeOptions", "treadle_kernel_op", "treadle_report")
+__all__ = (
+    "TREADLE_OPTIONS",
+    "NativeOptions",
+    "treadle_kernel_op",
+    "treadle_quantization",
+    "treadle_report",
+)
 
 NAME = "native"
 DTYPES = ("float32", "bfloat16")
@@ -57,6 +65,27 @@ def treadle_kernel_op(
         return partial(plan, isa=options["isa"], pin=options["pin"])
 
     return KernelOffer(NAME, 80, load)
+
+
+@impl
+def treadle_quantization(
+    method: str, checkpoint: Mapping[str, Any], device: DeviceInfo
+) -> QuantizationScheme | None:
+    """Quantize a checkpoint while it is loaded. Raises ``UnsupportedModelError`` for what is quantized."""
+    if method != "int8":
+        return None
+    if device.type != "cpu":
+        raise UnsupportedModelError(
+            f"quantization is 'int8', which is made for CPUs; on {device.type!r} use 'fp8'"
+        )
+    if checkpoint:
+        raise UnsupportedModelError(
+            "quantization is 'int8', but the checkpoint has a quantization_config of its own; leave "
+            "the option away, or use a checkpoint in full precision"
+        )
+    from treadle_kernels_native.int8 import Int8Scheme
+
+    return Int8Scheme()
 
 
 @impl

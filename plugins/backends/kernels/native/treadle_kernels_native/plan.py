@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from treadle.api.attention import MaskKind
+from treadle_kernels_native.int8 import Int8Linear
 from treadle_kernels_native.program import NativeProgram
 from treadle_layers_kit import (
     CausalDecoder,
@@ -145,9 +146,12 @@ def _linear_reasons(name: str, linear: Any, base: type[Linear]) -> Iterator[str]
         yield f"{name} is {type(linear).__name__}, which computes in its own way"
         return
     method = linear.method
-    if not isinstance(method, PlainLinear) or method.op is not F.linear:
+    if isinstance(method, Int8Linear):
+        if not isinstance(linear, LMHead) and linear.inputs.size % 32 == 0:
+            return
+    elif not isinstance(method, PlainLinear) or method.op is not F.linear:
         yield f"{name} is computed by {type(method).__name__}"
-    elif linear.dtype not in (torch.float32, torch.bfloat16):
+    if linear.dtype not in (torch.float32, torch.bfloat16):
         yield f"{name} is in {linear.dtype}"
     if linear.inputs.size % 32:
         yield f"{name} has {linear.inputs.size} inputs, which is not a multiple of 32"

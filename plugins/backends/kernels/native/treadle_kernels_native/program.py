@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from treadle.errors import ConfigError, EngineError
+from treadle_kernels_native.int8 import quantize
 from treadle_kernels_native.library import LibraryError, best_instruction_set, load_library
 from treadle_kernels_native.structs import (
     MAX_TABLES,
@@ -124,7 +125,7 @@ class NativeProgram:
             layers=layers,
             embedding=embedding.data_ptr(),
             final_norm=self._norm(decoder.norm),
-            head=self._linear(model.lm_head),
+            head=self._head(model.lm_head, layers[0].down.format),
             eps=decoder.norm.eps,
             num_layers=len(layers),
             hidden=embedding.shape[1],
@@ -158,9 +159,33 @@ class NativeProgram:
         struct.scale, struct.window = request.scale, request.window or 0
         struct.table = facts.cache_groups[block.attn.attn_group]
 
+    def _head(self, head: Any, form: int) -> Linear:
+        """The output head, in eight bits where the layers are: it is read for every token."""
+        if form != Format.INT8:
+            return self._linear(head)
+        codes, scales = quantize(head.get_parameter("weight").detach())
+        return self._int8(codes, scales, self._bias(head))
+
+    def _bias(self, linear: Any) -> Tensor | None:
+        return None if linear.bias is None else linear.bias.detach().float().contiguous()
+
+    def _int8(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Linear:
+        sums = codes.sum(1, dtype=torch.int32)
+        self._kept += [codes, scales, sums, bias]
+        return Linear(
+            weight=codes.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            scales=scales.data_ptr(),
+            sums=sums.data_ptr(),
+            n=codes.shape[0],
+            k=codes.shape[1],
+            format=Format.INT8,
+        )
+
     def _linear(self, linear: Any) -> Linear:
-        weight = linear.get_parameter("weight").detach()
-        bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
+        weight, bias = linear.get_parameter("weight").detach(), self._bias(linear)
+        if weight.dtype == torch.int8:
+            return self._int8(weight, linear.weight_scale.detach(), bias)
         self._kept += [weight, bias]
         return Linear(
             weight=weight.data_ptr(),

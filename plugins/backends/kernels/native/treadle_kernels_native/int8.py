@@ -1,0 +1,74 @@
+"""Weights in eight bits, made while loading: ``--quantization int8`` on a CPU.
+
+Each output has a scale. The library rounds activations to eight bits too, row by row; torch, which runs what
+the library does not, multiplies with the dequantized weight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from treadle.api.models import LinearMethod, LinearSpec
+from treadle_layers_kit import empty_weight
+from treadle_layers_kit.quantized import is_layer_skipped
+
+__all__ = ("Int8Linear", "Int8Scheme", "quantize")
+
+HEADS = ("lm_head",)
+ROWS = 4096
+"""Rows that are quantized at a time, so that no whole matrix is held in float32."""
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes int8 ``[out, in]`` and scales float32 ``[out]``; ``weight ≈ codes · scales``."""
+    codes = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(len(weight))
+    for start in range(0, len(weight), ROWS):
+        rows = slice(start, start + ROWS)
+        values = weight[rows].float()
+        scales[rows] = scale = (values.abs().amax(1) / 127).clamp_min(
+            torch.finfo(torch.float32).tiny
+        )
+        codes[rows] = (values / scale[:, None]).round_()
+    return codes, scales
+
+
+class Int8Linear:
+    """A ``LinearMethod`` whose module has ``weight`` int8 ``[out, in]`` and ``weight_scale`` ``[out]``."""
+
+    treadle_unguarded = True  # whoever runs its module knows it by its class
+
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
+        """Register the weight as the checkpoint has it."""
+        shape = (sum(spec.out_features), spec.in_features)
+        weight = empty_weight(shape, spec.dtype, output_dim=0, input_dim=1)
+        module.register_parameter("weight", weight)
+
+    def process_weights_after_loading(self, module: nn.Module) -> None:
+        """Replace the weight, a matrix at a time."""
+        codes, scales = quantize(module.get_parameter("weight").data)
+        module.weight = nn.Parameter(codes, requires_grad=False)
+        module.register_parameter("weight_scale", nn.Parameter(scales, requires_grad=False))
+
+    def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        weight = module.weight.to(x.dtype) * module.weight_scale[:, None].to(x.dtype)
+        return F.linear(x, weight, bias)
+
+
+class Int8Scheme:
+    """Every linear layer in eight bits, except the output head."""
+
+    name = "int8"
+
+    def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
+        return None if is_layer_skipped(spec, HEADS) else Int8Linear()
+
+    def experts_method(self, spec: Any) -> None:
+        return None
+
+    def kv_cache_dtype(self, layer: str) -> None:
+        return None
