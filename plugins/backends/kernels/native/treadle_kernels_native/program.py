@@ -46,7 +46,7 @@ class NativeProgram:
         self.instruction_set = choose(isa, best_instruction_set(self._library))
         self._kept: list[Any] = []  # what the structs point to
         self._ropes: dict[int, tuple[Tensor, Tensor]] = {}
-        self._facts = facts
+        self._sizes = facts
         self._model = self._describe(model)
         if len(facts.page_tables) > MAX_TABLES:
             raise EngineError(
@@ -80,7 +80,7 @@ class NativeProgram:
         prompt_ids: Sequence[int],
     ) -> Tensor:
         """See ``DecodeProgram.run``. Raises ``ValueError`` for what no scheduler of this engine sends."""
-        rows, step, facts = len(slots), self._step, self._facts
+        rows, step, facts = len(slots), self._step, self._sizes
         longest = max(map(int.__add__, starts, counts))
         tokens = num_decodes + len(prompt_ids)
         if rows > facts.max_rows or len(prompt_ids) > facts.max_tokens or longest > self._max_len:
@@ -113,7 +113,7 @@ class NativeProgram:
     # ------------------------------------------------------------------------------- structs
 
     def _describe(self, model: Any) -> Model:
-        decoder, facts = model.model, self._facts
+        decoder, facts = model.model, self._sizes
         layers = (Layer * len(decoder.layers))()
         for struct, layer in zip(layers, decoder.layers, strict=True):
             self._fill_layer(struct, layer)
@@ -139,7 +139,7 @@ class NativeProgram:
         )
 
     def _fill_layer(self, struct: Layer, layer: Any) -> None:
-        block, mlp, facts = layer.self_attn, layer.mlp, self._facts
+        block, mlp, facts = layer.self_attn, layer.mlp, self._sizes
         request, cache = block.attn.request, block.attn.cache
         expected = (2, facts.page_size, request.num_kv_heads, request.head_size)
         if (cache.shape[0], *cache.shape[2:]) != expected or not cache.is_contiguous():
@@ -214,10 +214,10 @@ class NativeProgram:
 
     @property
     def _max_len(self) -> int:
-        return self._facts.max_model_len + 1
+        return self._sizes.max_model_len + 1
 
     def _step_struct(self) -> Step:
-        facts, arrays = self._facts, self._arrays
+        facts, arrays = self._sizes, self._arrays
         columns = {table.shape[1] for table in facts.page_tables}
         if len(columns) != 1 or not all(t.flags.c_contiguous for t in facts.page_tables):
             raise EngineError("the page tables are not contiguous arrays of one shape")
