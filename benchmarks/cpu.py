@@ -1,10 +1,11 @@
-"""How threads on a CPU pay: decoding, a prompt and many requests at once, each with every setting.
+"""How kernels and threads on a CPU pay: decoding, a prompt and many requests at once, with every setting.
 
 ::
 
-    python benchmarks/cpu.py benchmarks/shapes/llama-14m [--rounds 3] [--threads 1 2]
+    python benchmarks/cpu.py benchmarks/shapes/llama-14m [--rounds 3] [--threads 1 2] [--kernels torch native int8]
 
-A setting is a number of threads and a way of waiting: ``asleep`` (``OMP_WAIT_POLICY=passive``),
+A setting is what computes (``torch``, the ``native`` kernels, or those on weights in ``int8``), a number of
+threads and, in torch, a way of waiting: ``asleep`` (``OMP_WAIT_POLICY=passive``),
 ``chosen`` (what treadle sets here, now), a number of turns that libgomp spins, or ``spinning`` (as long as
 the runtime likes). Each runs in a process of its own, and settings take turns, so that a
 machine that others use is unfair to all of them alike. Printed are medians over the rounds, ratios to the
@@ -29,6 +30,11 @@ WORKLOADS = {"decode": (1, 8, 64), "prefill": (1, 1024, 1), "offline": (16, 128,
 """Requests, tokens of each prompt, tokens of each answer."""
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 WAYS = ("asleep", "chosen", "spinning")
+KERNELS: Mapping[str, dict[str, Any]] = {
+    "torch": {"disable_plugin": ["kernel_ops:native"]},
+    "native": {},
+    "int8": {"quantization": "int8"},
+}
 Row = dict[str, float]
 
 
@@ -55,7 +61,7 @@ def busy_seconds() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(shape: str, threads: int, repeats: int) -> Row:
+def measure(shape: str, kernels: str, threads: int, repeats: int) -> Row:
     """Run every workload in this process."""
     from treadle.config import from_options, set_library_environment
 
@@ -71,6 +77,7 @@ def measure(shape: str, threads: int, repeats: int) -> Row:
         max_model_len=2048,
         enable_prefix_caching=False,
         max_step_ms=0,  # as LLM has it
+        **KERNELS[kernels],
     )
     core = EngineCore(config, PluginManager(config.plugins))
     row: Row = {}
@@ -82,6 +89,8 @@ def measure(shape: str, threads: int, repeats: int) -> Row:
         row[f"{name} / CPU s"] = tokens / statistics.median(cpu for _, cpu in runs)
     others = busy_seconds() - time.process_time() - others
     row["others' cores"] = others / (time.perf_counter() - begin)
+    status = Path("/proc/self/status").read_text()
+    row["GB resident"] = int(status.partition("VmRSS:")[2].split()[0]) / 1e6
     core.close()
     return row
 
@@ -107,14 +116,22 @@ def rounds(options: argparse.Namespace) -> Iterator[tuple[str, Row]]:
     """Yield the figures of each setting of each round."""
     for _ in range(options.rounds):
         for threads in options.threads:
-            for waiting in options.waiting if threads > 1 else ("chosen",):
-                command = [sys.executable, __file__, options.shape, "--child", str(threads)]
-                command += ["--repeats", str(options.repeats)]
-                result = subprocess.run(
-                    command, env=environment(waiting), stdout=subprocess.PIPE, check=True, text=True
-                )
-                row = json.loads(result.stdout.splitlines()[-1])
-                yield f"{threads} {'threads, ' + waiting if threads > 1 else 'thread'}", row
+            for kernels in options.kernels:
+                # The native kernels have threads of their own, which wait in one way.
+                waits = threads > 1 and kernels == "torch"
+                for waiting in options.waiting if waits else ("chosen",):
+                    command = [sys.executable, __file__, options.shape, "--child", str(threads)]
+                    command += ["--repeats", str(options.repeats), "--kernels", kernels]
+                    result = subprocess.run(
+                        command,
+                        env=environment(waiting),
+                        stdout=subprocess.PIPE,
+                        check=True,
+                        text=True,
+                    )
+                    row = json.loads(result.stdout.splitlines()[-1])
+                    name = f"{kernels}, {threads} thread{'s' * (threads > 1)}"
+                    yield name + f", {waiting}" * waits, row
 
 
 def show(rows: Mapping[str, list[Row]]) -> None:
@@ -130,7 +147,7 @@ def show(rows: Mapping[str, list[Row]]) -> None:
     for setting, row in medians.items():
         cells = (
             f"{row[name]:.2f} |"
-            if name == "others' cores"
+            if name in ("others' cores", "GB resident")
             else f"{row[name]:,.0f} ({row[name] / first[name]:.2f}) |"
             for name in names
         )
@@ -141,6 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", help="a model folder; its config.json is enough")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=["torch", "native"])
     parser.add_argument("--waiting", nargs="+", default=WAYS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3, help="runs of a workload in a process")
@@ -150,7 +168,9 @@ def main() -> None:
         if waiting not in WAYS and not waiting.isdecimal():
             parser.error(f"--waiting {waiting}: not {', '.join(WAYS)} or a number of turns")
     if options.child is not None:
-        print(json.dumps(measure(options.shape, options.child, options.repeats)))
+        print(
+            json.dumps(measure(options.shape, options.kernels[0], options.child, options.repeats))
+        )
         return
     rows: dict[str, list[Row]] = {}
     for setting, row in rounds(options):

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from treadle.api.attention import MaskKind
+from treadle.errors import UnsupportedModelError
 from treadle_kernels_native.int8 import Int8Linear
 from treadle_kernels_native.program import NativeProgram
 from treadle_layers_kit import (
@@ -58,11 +59,40 @@ class NativePlan:
         self._model, self._isa, self._pin = model, isa, pin
 
     def compile(self, facts: DecoderFacts) -> tuple[NativeProgram, str]:
-        """Return the program and a sentence about it. Raises ``ConfigError``, ``EngineError``."""
+        """Return the program and a sentence about it.
+
+        Raises ``ConfigError``, ``EngineError``, and ``UnsupportedModelError`` if another plugin's kernel was
+        given a place in the model since: a program would not call it.
+        """
+        replaced = next(_replaced(self._model), None)
+        if replaced is not None:
+            raise UnsupportedModelError(f"another plugin has a kernel for {replaced} of this model")
         program = NativeProgram(self._model, facts, self._isa, self._pin)
         threads = f"{facts.threads} thread{'s' * (facts.threads != 1)}"
         name = program.instruction_set.name.lower()
         return program, f"Steps run in one call by native kernels ({name}, {threads})."
+
+
+def _replaced(model: nn.Module) -> Iterator[str]:
+    """Yield the operations of the model that are no longer its own."""
+    for module in model.modules():
+        if isinstance(module, RMSNorm):
+            if module.op is not ops.rms_norm:
+                yield "rms_norm"
+            if module.add_op is not ops.fused_add_rms_norm or module.partials_op is not None:
+                yield "fused_add_rms_norm"
+        elif isinstance(module, RotaryEmbedding) and module.op is not ops.rotary:
+            yield "rotary"
+        elif isinstance(module, SelfAttention) and module.fused is not None:
+            yield "rope_and_cache"
+        elif isinstance(module, GatedMLP) and (
+            module.op is not ops.silu_and_mul or module.fused is not None
+        ):
+            yield "silu_and_mul"
+        elif isinstance(module, Linear):
+            method = module.method
+            if isinstance(method, PlainLinear) and method.op is not F.linear:
+                yield "linear"
 
 
 def _misfits(model: Any) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -60,7 +61,7 @@ class NativeProgram:
             raise EngineError(
                 f"there is no memory, or there are no {threads} threads, for native kernels"
             )
-        self.close = weakref.finalize(self, self._library.tn_destroy, self._engine)
+        self.close = weakref.finalize(self, destroy, self._library, self._engine, os.getpid())
         self._vocab_size = int(self._model.head.n)
         self._logits = torch.empty(0, self._vocab_size)
         self._arrays = {
@@ -233,6 +234,12 @@ class NativeProgram:
         for index, table in enumerate(facts.page_tables):
             step.tables[index] = table.ctypes.data
         return step
+
+
+def destroy(library: ctypes.CDLL, engine: int, process: int) -> None:
+    """End an engine, unless this is a child that was forked since: it has none of the threads."""
+    if os.getpid() == process:
+        library.tn_destroy(engine)
 
 
 def choose(isa: str, best: InstructionSet) -> InstructionSet:
