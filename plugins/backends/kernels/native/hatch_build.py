@@ -84,7 +84,10 @@ def compilers() -> list[list[str]]:
     """The compilers to try, the system's first."""
     found = []
     if system_compiler():
-        found.append(os.environ.get("CC", "cc").split())
+        system = os.environ.get("CC", "cc").split()
+        # Compilers of some distributions take a newer machine for granted.
+        baseline = ["-march=x86-64"] if platform.machine() in ("x86_64", "AMD64") else []
+        found.append([*system, *baseline])
     if importlib.util.find_spec("ziglang") is not None:
         zig = [sys.executable, "-m", "ziglang", "cc"]
         if sys.platform == "linux":
