@@ -53,21 +53,28 @@ class LibraryBuild(BuildHookInterface[Any]):
             )
 
     def compile(self, folder: Path) -> bool:
-        """Replace the library; whether one of the compilers could."""
+        """Make the library, unless it is newer than its sources; whether it is there then.
+
+        It appears in one move, because processes may be using the one before it.
+        """
         target = folder / LIBRARY
-        target.unlink(missing_ok=True)  # what an older version left behind must not be loaded
-        sources = [str(path) for path in sorted((folder / "csrc").glob("*.c"))]
+        sources = sorted((folder / "csrc").iterdir())
+        if target.is_file():
+            newest = max(path.stat().st_mtime for path in (*sources, Path(__file__)))
+            if target.stat().st_mtime >= newest:
+                return True
+        files = [str(path) for path in sources if path.suffix == ".c"]
         for compiler in compilers():
             with tempfile.TemporaryDirectory() as scratch:
                 result = Path(scratch) / LIBRARY
-                command = [*compiler, *FLAGS, "-o", str(result), *sources, "-lm"]
+                command = [*compiler, *FLAGS, "-o", str(result), *files, "-lm"]
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
                 if done.returncode == 0:
-                    # In one move: a process that has the old library open keeps it.
                     shutil.copy(result, f"{target}.new")
                     os.replace(f"{target}.new", target)
                     return True
                 self.app.display_warning(f"{' '.join(compiler)} failed: {done.stderr[-2000:]}")
+        target.unlink(missing_ok=True)  # it is older than its sources, and must not be loaded
         return False
 
 

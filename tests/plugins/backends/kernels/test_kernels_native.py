@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -281,3 +282,19 @@ def test_steps_are_sound_under_sanitizers(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     run = subprocess.run([str(tmp_path / "steps")], capture_output=True, text=True)
     assert (run.returncode, run.stdout) == (0, "sound\n"), run.stderr[-4000:]
+
+
+def test_the_build_asks_for_a_compiler_only_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(library.__file__).parents[1]
+    if not (folder / "pyproject.toml").is_file():
+        pytest.skip("the distribution was not installed editable")
+    from hatchling import build
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CC", sys.executable)  # any program that exists
+    assert build.get_requires_for_build_wheel() == []
+    monkeypatch.setenv("CC", str(folder / "no-compiler"))
+    (requirement,) = build.get_requires_for_build_wheel()
+    assert requirement.startswith("ziglang")
