@@ -29,6 +29,8 @@ class DecoderFacts:
     max_tokens: int
     """Tokens of one step, at most."""
     threads: int
+    attention: Sequence[str]
+    """By ``Attention.attn_group``: the name of the backend that was chosen."""
     cache_groups: Sequence[int]
     """By ``Attention.attn_group``: the index of the page tables."""
     page_tables: Sequence[np.ndarray]

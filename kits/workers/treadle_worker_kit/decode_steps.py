@@ -70,6 +70,7 @@ class DecodeSteps:
             max_rows=slots,
             max_tokens=config.scheduler.max_num_batched_tokens,
             threads=config.device.cpu_threads or torch.get_num_threads(),
+            attention=[group.name for group in loaded.attention],
             cache_groups=[group.cache_group for group in loaded.attention],
             page_tables=runner.tables.tables_cpu,
             last_tokens=runner.last_tokens[:slots],

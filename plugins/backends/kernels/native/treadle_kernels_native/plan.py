@@ -61,12 +61,15 @@ class NativePlan:
     def compile(self, facts: DecoderFacts) -> tuple[NativeProgram, str]:
         """Return the program and a sentence about it.
 
-        Raises ``ConfigError``, ``EngineError``, and ``UnsupportedModelError`` if another plugin's kernel was
-        given a place in the model since: a program would not call it.
+        Raises ``ConfigError``, ``EngineError``, and ``UnsupportedModelError`` if another plugin's kernel or
+        attention was given a place in the model since: a program would not call it.
         """
         replaced = next(_replaced(self._model), None)
         if replaced is not None:
             raise UnsupportedModelError(f"another plugin has a kernel for {replaced} of this model")
+        others = sorted(set(facts.attention) - {"sdpa"})
+        if others:
+            raise UnsupportedModelError(f"attention backend {others[0]} was chosen, not sdpa")
         program = NativeProgram(self._model, facts, self._isa, self._pin)
         threads = f"{facts.threads} thread{'s' * (facts.threads != 1)}"
         name = program.instruction_set.name.lower()
