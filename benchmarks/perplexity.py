@@ -46,6 +46,7 @@ from treadle_command_quantize.conversion import convert  # noqa: E402
 from treadle_command_quantize.rounding import recipe_of  # noqa: E402
 
 MODEL = "demo:treadle-demo"
+NATIVE = ["treadle-kernels-native"]
 TEXT = ROOT / "benchmarks/perplexity.txt"
 RESULT = ROOT / "docs/data/perplexity.json"
 PIECE = "\n%%\n"
@@ -134,7 +135,9 @@ def measure(row: Row, texts: list[str]) -> dict[str, Any]:
             source = fetch(PluginManager(), parse_ref(MODEL)).root
             model = str(Path(home, "packed"))
             row.make(source, Path(model))
-        options = {"device": "cpu", "num_pages": 512, "max_num_seqs": 8, **row.options}
+        # In torch, as all formats have it: native kernels lay no weights out anew.
+        options = {"device": "cpu", "num_pages": 512, "max_num_seqs": 8, "disable_plugin": NATIVE}
+        options |= row.options
         with LLM(model, dtype="bfloat16", **options) as llm:
             size = llm.info.weights_bytes
         with LLM(model, dtype="float32", **options) as llm:

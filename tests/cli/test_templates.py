@@ -131,6 +131,7 @@ def test_they_use_the_published_surface_only(generated_projects):
             assert all(name.startswith(PUBLIC) for name in modules), f"{path} imports {modules}"
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readmes_work(generated_projects, python):
     """``treadle serve`` as far as ``--explain`` goes; what needs a checkpoint is left out."""
     text = "\n".join((project / "README.md").read_text() for project in generated_projects.values())

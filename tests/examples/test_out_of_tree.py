@@ -37,7 +37,13 @@ def test_it_uses_the_published_surface_only(project: Path) -> None:
                 assert not is_core or name.startswith(PUBLIC), f"{path.name} imports {name}"
 
 
-@pytest.mark.parametrize("project", PROJECTS, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "project",
+    [
+        pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.name == "treadle-int8" else [])
+        for p in PROJECTS
+    ],
+)
 def test_it_is_installed_and_passes(project: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()

@@ -172,7 +172,8 @@ def test_a_started_model_reports(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path)
     config = from_options(model=str(folder), device="cpu", num_pages=33, page_size=16)
     started = start_runner(config, PluginManager(config.plugins)).info
-    weights, cache, dtype, start = started.report
+    *_, weights, cache, dtype, steps, start = started.report
+    assert steps.startswith("Steps run ")
     assert weights.startswith("The weights take ") and start.startswith("The start took ")
     assert cache.endswith(" holds 512 tokens: 2 requests of the full context of 256.")
     assert dtype.startswith("kv_cache_dtype=fp8_e4m3 frees ")

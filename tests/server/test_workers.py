@@ -134,6 +134,7 @@ def test_a_killed_worker_is_told_and_ends_everything(
     assert f"rank {rank} is gone (exit code -9)" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_a_worker_killed_while_nobody_asks(model: Path, tmp_path: Path) -> None:
     """The heartbeat of the server must not keep the engine from looking after its workers."""
     with two_ranks(model, tmp_path / "log") as (server, _):

@@ -285,6 +285,7 @@ def run(folder: Path, **options: Any) -> dict[str, list[tuple[int, float]]]:
     return entries
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "Starcoder2ForCausalLM", use_bias=True)
     expected = run(folder)

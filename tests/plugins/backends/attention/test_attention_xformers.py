@@ -162,6 +162,7 @@ def test_a_pin_that_cannot_be_served_says_why(answers: Callable[..., list[str]])
 # -------------------------------------------------------------------------- the operators
 
 
+@pytest.mark.slow
 @needs_xformers
 def test_decode_in_the_interpreter() -> None:
     """All of interpreted_attention_xformers.py, in a process whose Triton interprets."""

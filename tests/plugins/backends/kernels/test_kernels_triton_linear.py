@@ -98,6 +98,12 @@ BATCHES = """
 """
 
 
-@pytest.mark.parametrize("code", [PARTS, BATCHES], ids=["parts", "batches"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(PARTS, id="parts"),
+        pytest.param(BATCHES, id="batches", marks=pytest.mark.slow),
+    ],
+)
 def test_it_equals_the_layers_own(code: str, in_process: Callable[..., None]) -> None:
     in_process(PROLOGUE, code, interpret=True)
