@@ -21,6 +21,7 @@ from treadle.errors import (
     RequestError,
     TreadleError,
 )
+from treadle.processes.logs import SlowStepNotice, steps
 from treadle_cli.lazy import Commands
 from treadle_cli.leaving import leaving_threads, plugin_hint
 from treadle_cli.rewrite import rewrite_flags
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str] | None = None, plugins: PluginManager | None =
     if arguments is not None:
         _run(list(arguments), plugins)
     faulthandler.enable()  # code of a plugin that crashes is named by its file
+    steps.addHandler(SlowStepNotice())
     with leaving_threads():
         _run(sys.argv[1:], plugins)
 

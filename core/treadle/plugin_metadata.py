@@ -18,10 +18,7 @@ def folder_name(dist: metadata.Distribution) -> str:
 
 
 def identity(dist: metadata.Distribution) -> tuple[str, str]:
-    """Return name and version of a distribution; no version if its metadata are damaged.
-
-    ``dist.metadata`` would parse all of a description to tell them.
-    """
+    """Return name and version, without parsing the description; no version if they are damaged."""
     text = _text(dist, "METADATA") or _text(dist, "PKG-INFO")
     fields = dict(HEADER.findall(text.partition("\n\n")[0]))
     if len(fields) == 2:

@@ -11,21 +11,37 @@ import contextlib
 import faulthandler
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
-from treadle.processes.logs import steps
+from treadle.processes.logs import SlowStepNotice, steps
 
-__all__ = ("LoadMonitor", "StartWitness", "last_step", "steps_folder")
+__all__ = ("LoadMonitor", "StartWitness", "last_step", "limit_of", "steps_folder")
 
 log = logging.getLogger("treadle.plugins")
 
-NOTICE_SECONDS = 1.0
 LIMIT_SECONDS = 120.0
 """How long an import, or the first call of a hook, may take. Imports read a disk that may be cold."""
+LIGHT_LIMIT_SECONDS = 60.0
+LIGHT = frozenset(
+    {
+        "commands",
+        "logits_processors",
+        "reasoning_parsers",
+        "renderers",
+        "scheduling_policies",
+        "server",
+        "stat_loggers",
+        "tool_parsers",
+    }
+)
+"""Kinds whose plugins import neither torch nor kernels: half of the time is enough."""
+KIND = re.compile(r"^(?:importing|calling \S+ of) (\w+):")
 
 
 WITNESS = """
@@ -39,58 +55,49 @@ rm -rf "$2"
 """Reads until its parent has ended, whose file is the first argument, and the folder the second."""
 
 
-class LoadMonitor(logging.Handler):
+class LoadMonitor(SlowStepNotice):
     """Watches the imports and the first calls of hooks in this process until it is closed."""
 
-    def __init__(self, folder: Path, limit: float = LIMIT_SECONDS) -> None:
-        """``folder`` is where the words of the step are kept, in a file with the number of the process."""
+    seconds = 1.0
+
+    def __init__(self, folder: Path, limit: float | None = None) -> None:
+        """``folder`` is where the words of the step are kept, in a file with the number of the process.
+
+        ``limit`` is in seconds, by default that of the plugin's kind.
+        """
         super().__init__()
         self._file, self._limit = folder / str(os.getpid()), limit
-        self._timers: dict[int, list[threading.Timer]] = {}
-        self._seen: set[str] = set()
 
     def start(self) -> None:
         faulthandler.enable(sys.__stderr__ or 2)
-        for handler in [handler for handler in steps.handlers if isinstance(handler, LoadMonitor)]:
+        for handler in list(steps.handlers):
+            steps.removeHandler(handler)
             handler.close()
         steps.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        text, thread = record.getMessage(), record.thread or 0
-        for timer in self._timers.pop(thread, ()):
-            timer.cancel()
-        if text and text in self._seen:  # a hook that each request calls has a watchdog
-            return
-        with contextlib.suppress(OSError):
-            self._file.write_text(text)
-        if not text:
-            return
-        self._seen.add(text)
-        words = "%s takes more than a second", text
-        timers = [
-            threading.Timer(NOTICE_SECONDS, log.warning, words),
-            threading.Timer(self._limit, self._end, (text,)),
-        ]
-        self._timers[thread] = timers
-        for timer in timers:
-            timer.daemon = True
-            timer.start()
+        if (text := record.getMessage()) not in self.seen:
+            with contextlib.suppress(OSError):
+                self._file.write_text(text)
+        super().emit(record)
+
+    def timers(self, text: str) -> Sequence[threading.Timer]:
+        limit = limit_of(text) if self._limit is None else self._limit
+        return [*super().timers(text), threading.Timer(limit, self._end, (text, limit))]
 
     def close(self) -> None:
         steps.removeHandler(self)
-        for timers in self._timers.values():
-            for timer in timers:
-                timer.cancel()
-        self._timers.clear()
+        for thread in list(self._timers):
+            self.cancel(thread)
         self._file.unlink(missing_ok=True)
         super().close()
 
-    def _end(self, text: str) -> None:
+    def _end(self, text: str, limit: float) -> None:
         log.error(
             "%s has not ended in %g s; this process ends, and was here (--disable-plugin DIST starts "
             "without a plugin, treadle plugin bisect -- COMMAND finds which one it is):",
             text,
-            self._limit,
+            limit,
         )
         faulthandler.dump_traceback(sys.__stderr__ or 2)
         os._exit(1)
@@ -117,6 +124,12 @@ class StartWitness:
         if process is not None:
             process.kill()
             process.communicate()
+
+
+def limit_of(text: str) -> float:
+    """Return how many seconds the step that ``text`` names may take, by the kind of the plugin."""
+    kind = KIND.match(text)
+    return LIGHT_LIMIT_SECONDS if kind is not None and kind[1] in LIGHT else LIMIT_SECONDS
 
 
 def last_step(folder: Path) -> str:

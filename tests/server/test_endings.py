@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from treadle.plugins import installed_kinds
 from treadle.processes.logs import steps
-from treadle_server.load_monitor import LoadMonitor, last_step
+from treadle_server.load_monitor import LIGHT, LoadMonitor, last_step, limit_of
 
 MONITOR = """
 import sys, threading, time
@@ -98,11 +99,28 @@ def test_a_plugin_that_ends_a_start_is_named(
         text = "calling treadle_stat_logger of stat_loggers:bad from bad.py "
     assert last_step(folder).startswith(text)
     if status == 1:
-        assert f"{text}" in process.stderr and "takes more than a second" in process.stderr
+        assert f"{text}" in process.stderr and "takes more than 1 s" in process.stderr
         assert "has not ended in 1.5 s" in process.stderr
         assert "--disable-plugin DIST" in process.stderr and "plugin bisect" in process.stderr
     if end not in (OVERFLOW, EXIT):  # faulthandler has a stack of its own in the main thread only
         assert f'File "{file}", line ' in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("step", "seconds"),
+    [
+        ("importing tool_parsers:mine from acme 1", 60),
+        ("calling treadle_server of server:mine from acme 1", 60),
+        ("importing models:MineForCausalLM from acme 1", 120),
+        ("calling treadle_executor of executors:mine from acme 1", 120),
+    ],
+)
+def test_the_limit_is_that_of_the_kind(step: str, seconds: float) -> None:
+    assert limit_of(step) == seconds
+
+
+def test_every_light_kind_is_a_kind() -> None:
+    assert set(installed_kinds()) >= LIGHT
 
 
 @pytest.mark.parametrize("hook", ["", HOOK], ids=["import", "hook"])

@@ -81,8 +81,6 @@ class EngineClient(asyncio.Protocol):
     def pid(self) -> int | None:
         return None if self._child is None else self._child.pid
 
-    # -- life ------------------------------------------------------------------------
-
     async def start(self, config: EngineConfig) -> EngineInfo:
         """Start the process and wait until the model is loaded.
 
@@ -117,8 +115,6 @@ class EngineClient(asyncio.Protocol):
                 child.kill()
             await _exited(child, EXIT_SECONDS)
         self._fail("it was shut down")
-
-    # -- sending ---------------------------------------------------------------------
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         """Queue requests. All those of one iteration of the event loop are sent together.
@@ -184,8 +180,6 @@ class EngineClient(asyncio.Protocol):
     def _send(self, command: Command) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(command))
-
-    # -- receiving -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not asserted: uvloop's transports are not subclasses of asyncio's.

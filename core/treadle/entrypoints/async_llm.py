@@ -84,8 +84,6 @@ class AsyncLLM:
         self._sequences = 0
         self._chats: ChatProcessor | None = None
 
-    # -- life ------------------------------------------------------------------------
-
     async def start(self) -> AsyncLLM:
         """Load the model; returns this object. The first request does it too.
 
@@ -145,8 +143,6 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
 
-    # -- what it is ------------------------------------------------------------------
-
     @property
     def info(self) -> EngineInfo:
         """Raises ``EngineDeadError`` before ``start``."""
@@ -182,8 +178,6 @@ class AsyncLLM:
     async def stats(self, timeout: float = 60.0) -> EngineStats:
         """The engine's counters. Raises ``EngineDeadError`` like ``health``."""
         return await self._client.ping(timeout)
-
-    # -- generating ------------------------------------------------------------------
 
     async def generate(
         self,
@@ -318,8 +312,6 @@ class AsyncLLM:
         """
         if self._ready is not None:
             self._client.abort(self._ready.outputs.abort(request_id))
-
-    # -- what the client tells -------------------------------------------------------
 
     def on_outputs(self, outputs: list[TokenOutput]) -> None:
         for output in outputs:

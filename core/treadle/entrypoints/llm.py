@@ -100,8 +100,6 @@ class LLM:
         self._failure: EngineError | None = None
         self._rejected: dict[str, RequestError | PluginLoadError] = {}
 
-    # -- what it is --------------------------------------------------------------------
-
     @property
     def info(self) -> EngineInfo:
         return self._core.info
@@ -117,8 +115,6 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters uses: the checkpoint's ``generation_config.json``."""
         return self._assets.defaults
-
-    # -- generating --------------------------------------------------------------------
 
     def generate(
         self,
@@ -204,8 +200,6 @@ class LLM:
         stream = self._stream([self._processor.prepare(chat.prompt, chat.params)])
         return _parse(chat.create_parser(), stream)
 
-    # -- ending ------------------------------------------------------------------------
-
     def shutdown(self) -> None:
         """Release the device. May be called twice; requests after it raise ``EngineDeadError``."""
         self._close()
@@ -216,8 +210,6 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
-
-    # -- the loop ----------------------------------------------------------------------
 
     def _final(self, params: SamplingParams | None) -> SamplingParams:
         """Nobody sees an output before it is finished, so none is made."""

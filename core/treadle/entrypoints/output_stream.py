@@ -34,8 +34,6 @@ class OutputStream:
         self._error: TreadleError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    # -- the writer --------------------------------------------------------------------
-
     def put(self, output: RequestOutput) -> None:
         waiting = self._output
         self._output = (
@@ -51,8 +49,6 @@ class OutputStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    # -- the reader --------------------------------------------------------------------
 
     def __aiter__(self) -> OutputStream:
         return self

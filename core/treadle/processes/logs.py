@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
+from collections.abc import Sequence
 
-__all__ = ("LogSetup", "RecordFormatter", "start_logging", "steps")
+__all__ = ("LogSetup", "RecordFormatter", "SlowStepNotice", "start_logging", "steps")
+
+log = logging.getLogger("treadle.plugins")
 
 MAX_MESSAGE = 4096
 """Characters of a message that are logged."""
@@ -13,6 +17,37 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 steps = logging.Logger("treadle.plugins.steps", logging.DEBUG)
 """Says which code of a plugin begins to run, and nothing when it has ended: for who watches a start."""
+
+
+class SlowStepNotice(logging.Handler):
+    """A handler of ``steps`` that warns of the code of a plugin that runs for long: it may hang."""
+
+    seconds = 5.0  # imports read a disk that may be cold
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()  # a hook that each request calls has a watchdog
+        self._timers: dict[int, Sequence[threading.Timer]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text, thread = record.getMessage(), record.thread or 0
+        self.cancel(thread)
+        if text and text not in self.seen:
+            self.seen.add(text)
+            self._timers[thread] = self.timers(text)
+            for timer in self._timers[thread]:
+                timer.daemon = True
+                timer.start()
+
+    def timers(self, text: str) -> Sequence[threading.Timer]:
+        """Return what happens while the step that ``text`` names goes on."""
+        words = ("%s takes more than %g s", text, self.seconds)
+        return [threading.Timer(self.seconds, log.warning, words)]
+
+    def cancel(self, thread: int) -> None:
+        """Let nothing happen any more for the step of a thread."""
+        for timer in self._timers.pop(thread, ()):
+            timer.cancel()
 
 
 class RecordFormatter(logging.Formatter):
@@ -50,3 +85,4 @@ def start_logging(level: int, process: str) -> None:
     layout = f"%(asctime)s %(levelname)s [{process}] %(name)s: %(message)s"
     handler.setFormatter(RecordFormatter(layout))
     logging.basicConfig(level=level, handlers=[handler])
+    steps.addHandler(SlowStepNotice())

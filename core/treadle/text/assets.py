@@ -32,6 +32,7 @@ from treadle.loading.formats import fetch
 from treadle.loading.matching import AUTO, NONE, Decision, decide
 from treadle.loading.sources import parse_ref
 from treadle.plugins import PluginManager
+from treadle.processes.logs import SlowStepNotice, steps
 from treadle.text.chat import ChatProcessor
 from treadle.text.input_processor import NO_TOKENIZER, InputProcessor
 from treadle.text.parser_plugins import ParserPlugins
@@ -138,6 +139,8 @@ def open_plugins(config: EngineConfig) -> PluginManager:
 
     Raises ``PluginNotFoundError`` or ``PluginConflictError``, with the option.
     """
+    if not steps.handlers:
+        steps.addHandler(SlowStepNotice())
     plugins = PluginManager(plugin_config(config))
     sections = (getattr(config, name) for name, _ in config_sections())
     values = {k: v for section in sections for k, v in msgspec.structs.asdict(section).items()}
