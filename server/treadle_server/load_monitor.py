@@ -69,6 +69,7 @@ class LoadMonitor(SlowStepNotice):
         self._file, self._limit = folder / str(os.getpid()), limit
 
     def start(self) -> None:
+        faulthandler.disable()  # enabled again, it takes its signals back from libraries that took them
         faulthandler.enable(sys.__stderr__ or 2)
         for handler in list(steps.handlers):
             steps.removeHandler(handler)
