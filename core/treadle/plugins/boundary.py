@@ -1,7 +1,8 @@
 """The boundary between the core and objects of plugins, made from their protocols.
 
 ``wrap`` returns an object with the methods of the protocol. Each converts what the plugin's own raises
-into an error naming plugin, method and cause, checks the result, counts and times the call. What a protocol returns is wrapped too; what is outside of it is the plugin's own.
+into an error naming plugin, method and cause, checks the result, counts and times the call. What a
+protocol returns is wrapped too; what is outside of it is the plugin's own.
 A class with ``treadle_unguarded = True``, which layers recognize and give kernels, is left alone.
 """
 

@@ -25,7 +25,8 @@ from treadle.errors import ConfigError, UnsupportedModelError
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 
-if library.missing_reason() is not None:
+# Where there is a compiler, a library that was not built is a failure of the build hook.
+if library.missing_reason() is not None and shutil.which("cc") is None:
     pytest.skip(str(library.missing_reason()), allow_module_level=True)
 
 LIBRARY = library.load_library()
