@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shlex
 import socket
 import subprocess
 import sys
@@ -31,6 +32,31 @@ SCHEME = """
     def treadle_quantization(method, options):
         return SimpleNamespace(name={name!r}, method=method, options=options)
 """
+
+
+PYTHON = sys.executable
+# Where the tests start servers, engines and workers.
+STARTERS = (
+    "cli/test_batch.py",
+    "cli/test_bench",
+    "cli/test_chat",
+    "cli/test_generate.py",
+    "cli/test_serve.py",
+    "compat/",
+    "core/entrypoints/",
+    "core/structured_output/",
+    "deploy/",
+    "faults/",
+    "kits/test_worker",
+    "plugins/backends/executors/",
+    "plugins/backends/structured_output/",
+    "plugins/quantization/",
+    "plugins/tokenizers/",
+    "plugins/server/",
+    "reliability/",
+    "sdks/",
+    "server/",
+)
 
 
 class Site:
@@ -137,7 +163,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """A command that is ``python`` with ``-c CODE`` or ``-m MODULE``, torch being imported already."""
     program = str(Path(__file__).with_name("preloaded.py"))
-    address = str(tmp_path_factory.mktemp("preloaded") / "socket")
+    folder = tmp_path_factory.mktemp("preloaded")
+    address = str(folder / "socket")
+    command = [sys.executable, "-I", "-S", program, "run", address]
+    (folder / "bin").mkdir()
+    python = folder / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    python.chmod(0o755)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
@@ -147,5 +179,25 @@ def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
         )
-    yield [sys.executable, "-I", "-S", program, "run", address]
+    yield command
     server.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def preloaded_children(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Processes that tests of ``STARTERS`` start begin with torch imported: see ``tests/preloaded.py``."""
+    module = request.path.relative_to(Path(__file__).parent).as_posix()
+    if not module.startswith(STARTERS) or request.node.get_closest_marker("own_python"):
+        yield
+        return
+    preloaded = request.getfixturevalue("preloaded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(Path(preloaded[-1]).parent / "bin" / "python"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For single tests of what a process is to the system: its parent, its memory, what it imports."""
+    if sys.executable != PYTHON and request.node.get_closest_marker("own_python"):
+        monkeypatch.setattr(sys, "executable", PYTHON)

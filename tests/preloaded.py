@@ -1,11 +1,13 @@
 """A Python that has imported torch and transformers already, for tests that run many programs.
 
     python preloaded.py serve FD            forks a process for each program, until its input ends
-    python preloaded.py run SOCKET -c CODE [ARGUMENT …]
-    python preloaded.py run SOCKET -m MODULE [ARGUMENT …]
+    python preloaded.py run SOCKET [-P] -c CODE [ARGUMENT …]
+    python preloaded.py run SOCKET [-P] -m MODULE [ARGUMENT …]
 
-``run`` stands for the ``python`` of such a program: its files, folder, environment and exit status are
-the program's. The server imports nothing of treadle, so that each program finds it anew.
+``run`` stands for the ``python`` of such a program: its open files, folder, environment, signals and
+exit status are the program's. Only signals that nobody can catch are not passed on: SIGKILL ends the
+program, SIGSTOP does not stop it. The server imports nothing of treadle, so that each program finds it
+anew.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import threading
 import traceback
 from typing import Any
 
+MAX_FILES = 64
 LIBRARIES = ("torch", "transformers.models.llama.configuration_llama")
 
 
@@ -49,23 +52,33 @@ def serve(fd: int) -> dict[str, Any]:
 
 def keep(connection: socket.socket) -> dict[str, Any]:
     """Run the program in a child, kill it when its asker has gone, and tell how it ended."""
-    data, files, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    data, files, _, _ = socket.recv_fds(connection, 1 << 20, MAX_FILES)
     while not data.endswith(b"\n"):
         data += connection.recv(1 << 20)
+    program: dict[str, Any] = json.loads(data)
     child = os.fork()
     if child == 0:
         connection.close()
-        for number, file in enumerate(files):
-            os.dup2(file, number)
-            os.close(file)
-        program: dict[str, Any] = json.loads(data)
+        place(dict(zip(program["files"], files, strict=True)))
         return program
+    connection.sendall(b"%d\n" % child)
     ended = os.pidfd_open(child)
     if ended not in select.select([connection, ended], [], [])[0]:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    connection.sendall(b"%d" % os.waitstatus_to_exitcode(status))
+    connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
     os._exit(0)
+
+
+def place(files: dict[int, int]) -> None:
+    """Give open files the numbers that they had where they come from."""
+    free = max(*files, *files.values()) + 1
+    for number, file in files.items():  # away from numbers that are still to be given
+        os.dup2(file, free + number)
+        os.close(file)
+    for number in files:
+        os.dup2(free + number, number, inheritable=number < 3)
+        os.close(free + number)
 
 
 def become(program: dict[str, Any]) -> None:
@@ -96,6 +109,7 @@ def execute(program: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(program["environment"])
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.executable = program["executable"]
     how, what, *arguments = program["arguments"]
     sys.argv[:] = [how, *arguments]
     if how == "-m":
@@ -108,13 +122,38 @@ def execute(program: dict[str, Any]) -> None:
 
 def run(address: str, *arguments: str) -> int:
     """Ask the server to run a program; return its exit status, negative for a signal."""
-    program = {"folder": os.getcwd(), "environment": dict(os.environ), "arguments": arguments}
+    if arguments[:1] == ("-P",):
+        arguments = arguments[1:]
+    if arguments[:1] not in (("-c",), ("-m",)):
+        os.execv(sys.executable, [sys.executable, *arguments])
+    files = [int(name) for name in os.listdir("/proc/self/fd")]
+    files = [number for number in files if number < 3 or is_open(number)]
+    program = {
+        "folder": os.getcwd(),
+        "environment": dict(os.environ),
+        "arguments": arguments,
+        "executable": os.path.join(os.path.dirname(address), "bin", "python"),
+        "files": files,
+    }
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
         data = json.dumps(program).encode() + b"\n"
-        sent = socket.send_fds(connection, [data], [0, 1, 2])
+        sent = socket.send_fds(connection, [data], files)
         connection.sendall(data[sent:])
-        return int(connection.recv(16))
+        with connection.makefile("rb") as answers:
+            child = int(answers.readline())
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+                signal.signal(number, lambda number, _: os.kill(child, number))
+            return int(answers.readline())
+
+
+def is_open(number: int) -> bool:
+    """Whether a file of the list still is: the folder that was listed is not."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ def test_every_line_has_an_answer_and_nothing_is_done_twice(treadle, checkpoint,
     assert Path("out.jsonl").read_bytes() == content
 
 
+@pytest.mark.own_python
 def test_it_continues_after_ctrl_c_and_kill_9(treadle, checkpoint, tmp_path):
     count = 120
     lines = [json.dumps(request(str(i), max_tokens=40, ignore_eos=True)) for i in range(count)]

@@ -37,6 +37,7 @@ def test_a_module_has_one_name() -> None:
     assert importlib.import_module("treadle.compat.vllm.v1.engine.async_llm").AsyncLLM
 
 
+@pytest.mark.own_python
 def test_importing_it_does_not_import_torch() -> None:
     code = "import sys, treadle.compat.vllm; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

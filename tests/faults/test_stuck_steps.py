@@ -29,6 +29,8 @@ from treadle_server import call_monitor
 from treadle_server.call_monitor import stuck_call, stuck_calls
 from treadle_server.load_monitor import last_step
 
+pytestmark = pytest.mark.own_python
+
 # kind, the method that hangs, the parameters of a request that needs it
 WAYS: list[tuple[str, str, dict[str, Any]]] = [
     ("scheduling_policies", "sort_key", {"priority": 1}),

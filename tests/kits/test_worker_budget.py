@@ -76,6 +76,7 @@ def test_wrong_arguments_are_torch_s_to_refuse(tmp_path: Path) -> None:
                 wrong()
 
 
+@pytest.mark.own_python
 def test_counting_does_not_import_sympy(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib\n"

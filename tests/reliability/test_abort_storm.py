@@ -8,10 +8,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pytest
 from abort_storm import MODEL, options_for, storm
 from departures import BATCHES, ROUTES, Moment, departures
 from process import served
 from repository import ROOT
+
+pytestmark = pytest.mark.own_python
 
 EVERY = 85
 """Clients after which every route was left at every moment."""

@@ -25,7 +25,10 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "server"))
 from process import Process, served
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of another process")
+pytestmark = [
+    pytest.mark.own_python,
+    pytest.mark.skipif(sys.platform != "linux", reason="limits of another process"),
+]
 
 CANARY = [7, 20, 33, 46]
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -7,11 +7,14 @@ import json
 from itertools import islice
 from pathlib import Path
 
+import pytest
 from fragments import FRAGMENTS
 from fuzz import MODEL, OPTIONS, fuzz, requests_of
 from generator import ENCODED_HOLE, Generator
 from process import served
 from repository import ROOT
+
+pytestmark = pytest.mark.own_python
 
 DOCUMENT = json.loads((ROOT / "docs" / "ref" / "openapi.json").read_text())
 COUNT = 400

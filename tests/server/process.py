@@ -29,11 +29,15 @@ class Process:
         return [int(child) for child in pids.split()]
 
     def metric(self, name: str) -> float:
+        return self.metrics(name)[0]
+
+    def metrics(self, *names: str) -> list[float]:
+        """The values of ``names`` at one moment."""
         page = self.client.get("/metrics").text
-        match = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.M)
-        if match is None:
-            raise AssertionError(f"no {name} in\n{page}")
-        return float(match[1])
+        matches = [re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.M) for name in names]
+        if None in matches:
+            raise AssertionError(f"no {names[matches.index(None)]} in\n{page}")
+        return [float(match[1]) for match in matches if match]
 
     def settles(self, wait: float = 30.0) -> bool:
         """Whether the engine becomes idle, with every page free."""
@@ -43,7 +47,7 @@ class Process:
             "treadle_num_requests_waiting",
             "treadle_kv_cache_pages_used",
         )
-        while any(self.metric(name) for name in names):
+        while any(self.metrics(*names)):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.05)

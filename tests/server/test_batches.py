@@ -19,6 +19,8 @@ import openai
 import pytest
 from process import Process, served
 
+pytestmark = pytest.mark.own_python
+
 SUM = [{"role": "user", "content": "What is 12 plus 30?"}]
 BOUNDS = (
     *("--max-file-bytes", "200000", "--max-stored-file-bytes", "600000", "--max-files", "20"),

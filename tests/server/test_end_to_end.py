@@ -17,6 +17,8 @@ import pytest
 from exposition import one, samples
 from process import Process, served
 
+pytestmark = pytest.mark.own_python
+
 LINE = re.compile(r"[-\d]+ [:\d]+,\d+ (DEBUG|INFO|WARNING|ERROR) \[\w+\] [\w.]+: ")
 HELLO: Any = [{"role": "user", "content": "hello"}]
 

@@ -74,6 +74,7 @@ def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.own_python
 @pytest.mark.parametrize("where", ["importing", "calling"])
 @pytest.mark.parametrize(
     ("end", "status"),

@@ -105,6 +105,7 @@ print(light, heavy)
 """
 
 
+@pytest.mark.own_python
 def test_the_api_process_never_imports_torch() -> None:
     process = subprocess.run(
         [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=60

@@ -25,6 +25,8 @@ from treadle_server.isolation.route_wire import Start
 from treadle_server.isolation.routes import MAX_FAILURES, RETRY_SECONDS
 from treadle_server.reload import reload
 
+pytestmark = pytest.mark.own_python
+
 
 def write(folder: Path, source: str) -> Path:
     path = folder / f"mine_{uuid4().hex}.py"  # a module of this test's own
@@ -223,7 +225,7 @@ async def test_a_process_that_is_lost_again_and_again_is_left_alone(
         assert "was lost 5 times in a row" in (await get("/mine")).text
         now += RETRY_SECONDS
         assert (await get("/mine")).status_code == 200
-        assert not found.refusal
+        await until(lambda: not found.refusal)
         assert (await get("/mine")).status_code == 200
 
 

@@ -27,6 +27,8 @@ from treadle_server.isolation.wire import Call, Kept, decode, encode, pack
 from treadle_server.plugin_reload import reloaded_plugins
 from treadle_server.testing.engine import CharacterTokenizer
 
+pytestmark = pytest.mark.own_python
+
 PLUGIN = '''
 import ctypes, os, sys, threading
 from typing import Annotated

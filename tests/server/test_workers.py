@@ -16,6 +16,8 @@ import openai
 import pytest
 from process import Process, cmdline, served
 
+pytestmark = pytest.mark.own_python
+
 OPTIONS = (
     "--distributed-executor-backend",
     "mp",

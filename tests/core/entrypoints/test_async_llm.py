@@ -120,6 +120,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.own_python
 def test_the_api_process_imports_nothing_heavy(folder: Path) -> None:
     """Nor does it need a main guard, which multiprocessing would."""
     process = subprocess.run(
@@ -461,6 +462,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.own_python
 @pytest.mark.parametrize("parent_end", ["raise", "kill", "fork"])
 def test_no_engine_outlives_its_parent(folder: Path, parent_end: str) -> None:
     program = textwrap.dedent(

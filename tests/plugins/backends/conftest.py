@@ -21,13 +21,13 @@ LENGTHS = ([900, 5, 64], [1, 400, 333], [12, 12, 895])
 
 
 @pytest.fixture
-def in_process() -> Callable[..., None]:
+def in_process(preloaded: list[str]) -> Callable[..., None]:
     """Runs the pieces of a program in a process of its own, in Triton's interpreter or not."""
 
     def run(*pieces: str, interpret: bool) -> None:
         more = {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": str(int(interpret))}
         code = "".join(textwrap.dedent(piece) for piece in pieces)
-        command = [sys.executable, "-W", "ignore", "-c", code]
+        command = [*preloaded, "-c", code]
         ran = subprocess.run(
             command, env=os.environ | more, capture_output=True, text=True, timeout=240
         )

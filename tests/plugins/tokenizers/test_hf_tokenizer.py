@@ -289,6 +289,7 @@ def test_half_a_surrogate_pair_is_refused() -> None:
         TOKENIZERS["byte_level"].encode("a\ud800")
 
 
+@pytest.mark.own_python
 def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
     vocabularies.save(vocabularies.byte_level(), tmp_path, {}, "{{ messages[0].content }}")
     program = f"""

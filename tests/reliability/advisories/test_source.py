@@ -65,6 +65,7 @@ def test_the_search_for_what_is_unsafe_can_fail() -> None:
     assert not UNSAFE.search("sock.recv(RECEIVE); pipe.recv_bytes()")
 
 
+@pytest.mark.own_python
 def test_a_server_with_every_grammar_backend_imports_nothing_dangerous() -> None:
     modules = ["treadle_server.run", "treadle_server.app", "treadle.entrypoints.async_llm"]
     modules += [

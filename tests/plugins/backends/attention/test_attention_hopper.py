@@ -102,7 +102,14 @@ def test_a_step_takes_it_where_rows_fill_its_tiles() -> None:
     assert planned([1, 1], **with_it).tile_list is None
 
 
-@pytest.mark.parametrize(("group", "kind"), [(1, "bf16"), (4, "bf16"), (16, "fp16")])
+@pytest.mark.parametrize(
+    ("group", "kind"),
+    [
+        pytest.param(1, "bf16", marks=pytest.mark.slow),
+        (4, "bf16"),
+        pytest.param(16, "fp16", marks=pytest.mark.slow),
+    ],
+)
 def test_it_compiles_without_spills(group: int, kind: str, for_hopper: Callable[..., str]) -> None:
     from treadle_attention_triton.hopper.kernel import REGISTERS, WARPS, hopper_prefill_kernel
     from triton.experimental.gluon import language as gl

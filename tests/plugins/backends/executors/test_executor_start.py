@@ -150,6 +150,7 @@ def test_a_rank_that_is_late_everywhere_is_waited_for(ranks: int) -> None:
         starting.stop()
 
 
+@pytest.mark.own_python
 @pytest.mark.parametrize("at", AT)
 def test_a_rank_that_hangs_is_named_with_its_stage(path: Path, at: str) -> None:
     """And where it hangs is written, by a signal."""
@@ -223,6 +224,7 @@ def killed(parent: subprocess.Popen[str], *until: str) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.startswith("pid ")]
 
 
+@pytest.mark.own_python
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("fault", ["hang", "locked"])
 @pytest.mark.parametrize("at", AT)

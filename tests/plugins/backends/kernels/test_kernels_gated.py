@@ -145,7 +145,7 @@ def test_where_it_does_not_work_torch_serves(
 
 
 @VARIANTS
-@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+@pytest.mark.parametrize("kind", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_it_compiles_without_spills(
     variant: Variant, kind: str, for_hopper: Callable[..., str]
 ) -> None:

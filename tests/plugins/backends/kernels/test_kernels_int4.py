@@ -146,10 +146,12 @@ BUILDS = """
             target=GPUTarget("cuda", capability, 32), options=options,
         )
 
-    for kind in "*bf16", "*fp16":
-        for tile in *SMALL_M_TILES, MEDIUM_M_TILE, LARGE_M_TILE, replace(MEDIUM_M_TILE, fold_scales=True):
+    for kind, every in CHOSEN:
+        folded = replace(MEDIUM_M_TILE, fold_scales=True)
+        small = SMALL_M_TILES if every else SMALL_M_TILES[-1:]
+        for tile in *small, MEDIUM_M_TILE, LARGE_M_TILE, folded:
             for capability, group, split in (90, 128, True), (90, 32, False), (80, 128, False):
-                if group == 32 and tile is not MEDIUM_M_TILE:
+                if group == 32 and tile is not MEDIUM_M_TILE or capability == 80 and tile is folded:
                     continue  # compiled alike, and compiling takes long
                 chosen = dict(
                     GROUP_SIZE=group, BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, SPLIT_K=split, FOLD_SCALES=tile.fold_scales,
@@ -179,8 +181,15 @@ def test_kernels_and_what_replaces_them_equal_the_plain_product(
     in_process(MADE, code, interpret=True)
 
 
-def test_kernels_build_for_hopper_and_ampere(in_process: Callable[..., None]) -> None:
-    in_process(BUILDS, interpret=False)
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        '("*bf16", False),',
+        pytest.param('("*bf16", True), ("*fp16", True)', marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_build_for_hopper_and_ampere(chosen: str, in_process: Callable[..., None]) -> None:
+    in_process(f"CHOSEN = {chosen}\n", BUILDS, interpret=False)
 
 
 def test_where_it_is_offered() -> None:

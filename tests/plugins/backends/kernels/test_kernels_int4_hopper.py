@@ -255,7 +255,10 @@ def test_the_shapes_of_a_model_keep_every_program_busy() -> None:
 
 @pytest.mark.parametrize(
     ("tile", "kind"),
-    [*((tile, "bf16") for tile in HOPPER_TILES), (HOPPER_TILES[2], "fp16")],
+    [
+        *((tile, "bf16") for tile in HOPPER_TILES),
+        pytest.param(HOPPER_TILES[2], "fp16", marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_it_compiles_without_spills(
