@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treadle.api.kinds import STRUCTURED_OUTPUT
@@ -49,8 +49,12 @@ def sample_texts(
     *,
     tokenizer: Any = None,
     backend: str = "llguidance",
+    endings: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Return ``count`` complete texts of the grammar, the same ones in every run."""
+    """Return ``count`` complete texts of the grammar, the same ones in every run.
+
+    ``endings`` are longer texts that end something in it, which single letters would seldom spell.
+    """
     tokenizer = tokenizer or ByteTokenizer()
     compiler = plugins.create(
         STRUCTURED_OUTPUT, backend, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size
@@ -59,16 +63,19 @@ def sample_texts(
     assert refusal is None, f"{backend} refuses it: {refusal}"
     grammar = compiler.compile(spec)
     for seed in range(count):
-        ids = _walk(grammar.matcher(), tokenizer.vocab_size, random.Random(seed))
+        ids = _walk(grammar.matcher(), tokenizer.vocab_size, random.Random(seed), endings)
         yield tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def _walk(matcher: GrammarMatcher, vocab_size: int, draw: random.Random) -> list[int]:
+def _walk(
+    matcher: GrammarMatcher, vocab_size: int, draw: random.Random, endings: Sequence[str]
+) -> list[int]:
     import torch
 
     mask = torch.zeros((1, (vocab_size + 31) // 32), dtype=torch.int32)
     ends = set(b'"}])</')
     ids: list[int] = []
+    planned: list[int] = []
     while not matcher.is_terminated:
         matcher.fill_bitmask(mask, 0)
         words = [word & 0xFFFFFFFF for word in mask[0].tolist()]
@@ -78,7 +85,13 @@ def _walk(matcher: GrammarMatcher, vocab_size: int, draw: random.Random) -> list
         assert allowed, "the grammar has come to a dead end"
         # Letters and ends now and then, or a walk would seldom leave a string.
         candidates = [i for i in allowed if i in ends] if draw.random() < 0.3 else []
-        token = draw.choice(candidates or [i for i in allowed if i < 128] or allowed)
+        if endings and not planned and draw.random() < 0.1:
+            planned = list(draw.choice(endings).encode())
+        if planned and planned[0] in allowed:
+            token = planned.pop(0)
+        else:
+            planned = []
+            token = draw.choice(candidates or [i for i in allowed if i < 128] or allowed)
         assert matcher.accept_token(token), "the grammar refuses what its mask allows"
         ids.append(token)
         assert len(ids) < LONGEST, "the grammar does not come to an end"

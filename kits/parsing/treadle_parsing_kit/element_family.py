@@ -24,12 +24,12 @@ from typing import Any
 from treadle.api.types import GrammarSpec, Tokenizer, Tool
 from treadle_parsing_kit.block_family import BlockFamilyParser
 from treadle_parsing_kit.json_calls import is_name
-from treadle_parsing_kit.tool_choice import arguments_schema, lark_string
+from treadle_parsing_kit.tool_choice import ANYWHERE, arguments_schema, lark_string, pattern_of
 
 __all__ = ("ElementFamilyParser", "ElementFormat", "argument_value")
 
-TEXT = r"([^<]|<+[^<\/])*"
-"""A regular expression for any text without a closing tag."""
+ANY_KEY = r'/[^<>"\s]+/'
+"""A Lark expression of the name of an argument."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +120,13 @@ class ElementFamilyParser(BlockFamilyParser):
     def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
         form = self.format
         self.call_opener = form.head[0]
-        if choice == "auto" and not all(tool.strict for tool in self._tools):
-            return None  # the arguments of the others could not be left free
+        is_auto = choice == "auto"
 
         def call(i: int, tool: Tool) -> Iterator[str]:
+            if is_auto and not tool.strict:  # its arguments are any
+                head, tail = (self._rule(p, tool.name) for p in (form.head, form.tail))
+                yield f"call_{i}: {head} any_argument* {tail}"
+                return
             schema = arguments_schema(tool)
             properties = schema.get("properties") or {}
             required = set(schema.get("required") or ())
@@ -136,31 +139,44 @@ class ElementFamilyParser(BlockFamilyParser):
             yield f"call_{i}: {' '.join((*parts, self._rule(form.tail, tool.name)))}"
             for j, (key, value) in enumerate(properties.items()):
                 if _takes_any_text(value):
-                    yield f"argument_{i}_{j}: {self._text_rule(key)}"
+                    yield f"argument_{i}_{j}: {self._argument(key, 'VALUE_TEXT')}"
                     continue
-                yield f"argument_{i}_{j}: {self._rule(form.argument, key, f'value_{i}_{j}')}"
+                yield f"argument_{i}_{j}: {self._argument(key, f'value_{i}_{j}')}"
                 yield f"value_{i}_{j}: {_value_rule(value, shared, strict=tool.strict)}"
 
-        return self.layout_grammar(choice, form.block, call)
+        grammar = self.layout_grammar(choice, form.block, call)
+        if grammar is None:
+            return None
+        lines = [grammar.source, f"any_argument: {self._argument(None, 'VALUE_TEXT')}"]
+        return GrammarSpec("ebnf", "\n".join([*lines, f"VALUE_TEXT: {self._value_text()}"]))
 
-    def _rule(self, pieces: Sequence[str], name: str, value: str = "") -> str:
-        return " ".join(
-            value if piece == "{value}" else self.rule([piece.replace("{name}", name)])
-            for piece in pieces
-        )
+    def _rule(self, pieces: Sequence[str], name: str | None) -> str:
+        """Return a Lark expression of a layout; a name that is ``None`` may be any."""
+        if name is not None:
+            return self.rule([piece.replace("{name}", name) for piece in pieces])
+        parts = [part for piece in pieces for part in re.split(r"(\{name\})", piece) if part]
+        return " ".join(ANY_KEY if part == "{name}" else self.rule([part]) for part in parts)
 
-    def _text_rule(self, key: str) -> str:
-        """A text and what closes it are one regular expression: where a lexer is greedy, the text
-        would never end by itself. A line break before it is a part of the text there."""
+    def _argument(self, key: str | None, value: str) -> str:
         pieces = self.format.argument
         i = pieces.index("{value}")
-        closing = self.rule([pieces[i + 1]])
-        if closing.startswith("<["):
-            return self._rule(pieces, key, f"/{TEXT}/")
-        end = re.escape(pieces[i + 1].lstrip("\n")).replace("/", r"\/").replace("\n", "n")
-        return " ".join(
-            (self._rule(pieces[:i], key), f"/{TEXT}{end}/", self._rule(pieces[i + 2 :], key))
-        )
+        behind = pieces[i + 1 :]
+        if value == "VALUE_TEXT" and not self._closes_with_token():
+            behind = behind[1:]
+        return " ".join((self._rule(pieces[:i], key), value, self._rule(behind, key)))
+
+    def _value_text(self) -> str:
+        """Any text, with what closes it: where a lexer is greedy, it would never end by itself. A
+        line break before that is a part of the text."""
+        if self._closes_with_token():
+            return f"/{ANYWHERE}/"
+        form = self.format
+        closing = form.argument[form.argument.index("{value}") + 1].lstrip("\n")
+        text = f"(/{ANYWHERE}/ & ~/{ANYWHERE}{pattern_of(form.close)}{ANYWHERE}/)"
+        return f"{text} /{pattern_of(closing)}/"
+
+    def _closes_with_token(self) -> bool:
+        return self.rule([self.format.close]).startswith("<[")
 
 
 def argument_value(text: str, schema: Any) -> Any:

@@ -13,7 +13,7 @@ __all__ = ("BLANKS", "IncrementalJson")
 
 BLANKS = " \t\n\r"
 _blank = re.compile(r"[ \t\n\r]*")
-_plain = re.compile(r'[^"\\\x00-\x1f]*')
+_special = re.compile(r'["\\\x00-\x1f]')
 _word = re.compile(r"[-+.\w]*")
 _number = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _number_prefix = re.compile(
@@ -53,9 +53,8 @@ class IncrementalJson:
 
     def pop_output(self) -> str:
         """Return the valid output since the last call."""
-        text = "".join(self._out)
-        self._out.clear()
-        return text
+        out, self._out = self._out, []
+        return "".join(out)
 
     def close(self) -> str:
         """The text has ended: return the last output, with ``pending`` if it may begin a value."""
@@ -69,24 +68,23 @@ class IncrementalJson:
     def feed(self, text: str, pos: int = 0) -> int:
         """Read on from ``text[pos]``. Return where reading stopped: at the end of the text, after
         the value, or at the first invalid character."""
-        while pos < len(text) and not self.done and not self.failed:
-            if self._escape:
-                pos = self._read_escape(text, pos)
-            elif self._in_string:
-                pos = self._read_string(text, pos)
-            elif self._word:
-                pos = self._read_word(text, pos)
+        size = len(text)
+        while pos < size and not (self.done or self.failed):
+            if self._in_string:
+                read = self._read_escape if self._escape else self._read_string
             else:
-                pos = self._read_structure(text, pos)
+                read = self._read_word if self._word else self._read_structure
+            pos = read(text, pos)
         return pos
 
     def _read_string(self, text: str, pos: int) -> int:
-        end = _end(_plain, text, pos)
+        match = _special.search(text, pos)
+        if match is None:
+            self._out.append(text[pos:])
+            return len(text)
+        end, char = match.start(), match[0]
         if end > pos:
             self._out.append(text[pos:end])
-        if end == len(text):
-            return end
-        char = text[end]
         if char == "\\":
             self._escape = char
         elif char == '"':
@@ -126,11 +124,11 @@ class IncrementalJson:
         return end
 
     def _read_structure(self, text: str, pos: int) -> int:
-        end = _end(_blank, text, pos)
-        if end > pos:
+        char, state = text[pos], self._state
+        if char in BLANKS:
+            end = _end(_blank, text, pos)
             self._out.append(text[pos:end])
             return end
-        char, state = text[pos], self._state
         if char == '"' and state not in ("colon", "next"):
             self._in_string = True
             if state in ("key", "first key"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 
 from treadle.api.parsers import Delta, ToolCallDelta
 from treadle_parsing_kit.incremental_json import BLANKS, IncrementalJson
@@ -32,7 +33,7 @@ class JsonToolCallReader:
 
     __slots__ = (
         "_accepts", "_arguments", "_expect", "_has_arguments", "_index", "_key", "_keys", "_kind",
-        "_name", "_name_sent", "_raw", "_text", "_value", "begun", "done", "failed",
+        "_name", "_name_sent", "_raw", "_value", "begun", "done", "failed",
     )  # fmt: skip
 
     def __init__(
@@ -46,7 +47,6 @@ class JsonToolCallReader:
         self._value: IncrementalJson | None = None
         self._kind = ""  # of the value: key, name, object, string, null, other
         self._key = ""
-        self._text: list[str] = []
         self._name: str | None = None
         self._name_sent = False  # the name is in a delta
         self._arguments: list[str] = []
@@ -66,13 +66,14 @@ class JsonToolCallReader:
         Reading stops at the end of the text, after the call (``done``), or at the first character
         that cannot belong to a call (``failed``).
         """
-        while pos < len(text) and not self.done and not self.failed:
-            pos = (
-                self._read_value(text, pos)
-                if self._value is not None
-                else self._read_between(text, pos)
-            )
-        return pos, self._pop_deltas()
+        size = len(text)
+        while pos < size and not (self.done or self.failed):
+            value = self._value
+            if value is None:
+                pos = self._read_between(text, pos)
+            else:
+                pos = self._read_value(value, text, pos)
+        return pos, self._pop_deltas() if self.begun else []
 
     def finish(self) -> list[Delta]:
         """The output has ended. Return the last deltas; ``rest`` must come out as text."""
@@ -83,12 +84,13 @@ class JsonToolCallReader:
         return self._pop_deltas()
 
     def _pop_deltas(self) -> list[Delta]:
-        if not self.begun or (self._name_sent and not any(self._arguments)):
+        text = "".join(self._arguments)
+        self._arguments.clear()
+        if not self.begun or (self._name_sent and not text):
+            self._arguments.append(text)
             return []
         name = None if self._name_sent else self._name
         self._name_sent = True
-        text = "".join(self._arguments)
-        self._arguments.clear()
         return [ToolCallDelta(self._index, name, text)]
 
     def _read_between(self, text: str, pos: int) -> int:
@@ -96,7 +98,7 @@ class JsonToolCallReader:
         char, expect = text[pos], self._expect
         if expect == "strict key":
             self._key += char
-            if all(not f'{key}"'.startswith(self._key) for key in self._keys or ()):
+            if self._key not in _beginnings(self._keys or frozenset()):
                 self.failed = True
                 return pos
             if char == '"':
@@ -137,25 +139,21 @@ class JsonToolCallReader:
             self._value = IncrementalJson()
         return pos
 
-    def _read_value(self, text: str, pos: int) -> int:
-        value = self._value
-        if value is None:
-            return pos
+    def _read_value(self, value: IncrementalJson, text: str, pos: int) -> int:
         end = value.feed(text, pos)
+        self.failed = value.failed
         if self._kind == "object":
             self._arguments.append(value.pop_output())
+            if not self.begun:
+                self._raw.append(text[pos:end])
+                if self._name is not None and value.has_member:
+                    self._begin()
         else:
-            self._text.append(value.pop_output())
-        if self._kind != "object" or not self.begun:
             self._raw.append(text[pos:end])
-        self.failed = value.failed
-        if self._kind == "object" and self._name is not None and value.has_member:
-            self._begin()
         if value.done:
             self._value = None
             self._expect = "colon" if self._kind == "key" else "next"
-            self._complete("".join(self._text))
-            self._text.clear()
+            self._complete(value.pop_output())
         return end
 
     def _complete(self, text: str) -> None:
@@ -189,9 +187,14 @@ class JsonToolCallReader:
         return pos + 1
 
     def _begin(self) -> None:
-        if not self.begun:
-            self.begun = True
-            self._raw.clear()
+        self.begun = True
+        self._raw.clear()
+
+
+@lru_cache(maxsize=64)
+def _beginnings(keys: frozenset[str]) -> frozenset[str]:
+    """Return everything that one of ``keys`` with its quote begins with."""
+    return frozenset(f'{key}"'[:end] for key in keys for end in range(len(key) + 2))
 
 
 AFTER = {

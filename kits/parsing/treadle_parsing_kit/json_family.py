@@ -34,6 +34,7 @@ from treadle_parsing_kit.tool_choice import (
 
 __all__ = ("JsonFamilyParser", "JsonFormat")
 
+_braces = re.compile(r"\{*")
 KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
 
 
@@ -81,8 +82,9 @@ class JsonFamilyParser(ToolCallParser):
         self._at_line_start = True
 
     def emit_text(self, text: str) -> None:
-        _, newline, last = text.rpartition("\n")
-        self._at_line_start = (self._at_line_start or newline != "") and not last.strip()
+        if self.format.bare:
+            _, newline, last = text.rpartition("\n")
+            self._at_line_start = (self._at_line_start or newline != "") and not last.strip()
         super().emit_text(text)
 
     def read_text(self, text: str, pos: int) -> int:
@@ -91,8 +93,11 @@ class JsonFamilyParser(ToolCallParser):
             return self._open(tag, end) if tag else end
         tag, end = self.find_tag(text, pos, "{", *self._openers, *self._closers)
         if tag == "{":
+            run = _braces.match(text, end)
+            last = end - 1 if run is None else run.end() - 1  # only it may begin an object
+            self.emit_text(text[end - 1 : last])
             self._start(self._strict())
-            return end - 1
+            return last
         self._is_broken = tag in ("", "[")
         if tag in self._openers:
             return self._open(tag, end)

@@ -1,30 +1,46 @@
-"""Tags that arrive in pieces: how much of a text may still become one."""
+"""Tags that arrive in pieces: where the next one is, and how much of a text may still become one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-__all__ = ("TagFilter", "partial_match_len")
+__all__ = ("TagFilter", "find_tag")
+
+Search = Callable[[str, int], "re.Match[str] | None"]
 
 
-def partial_match_len(text: str, tags: Sequence[str]) -> int:
-    """Return how many characters at the end of ``text`` may be the beginning of one of ``tags``."""
-    max_size, first_char = _beginnings(tuple(tags))
-    tail = text[-max_size:] if max_size else ""
-    for match in first_char.finditer(tail):
-        end = tail[match.start() :]
-        if any(len(tag) > len(end) and tag.startswith(end) for tag in tags):
-            return len(end)
-    return 0
+def find_tag(text: str, pos: int, tags: tuple[str, ...]) -> tuple[int, str]:
+    """Return where the next of ``tags`` begins, and the tag.
+
+    The tag is ``""`` if there is none: then the rest of the text from there on may be the beginning of
+    one. Of two tags that begin at one place it is the longer one, for which the shorter one waits.
+    """
+    match = _search(tags)(text, pos)
+    if match is None:
+        return len(text), ""
+    return match.start(), match[1] or ""
 
 
 @lru_cache(maxsize=256)
-def _beginnings(tags: tuple[str, ...]) -> tuple[int, re.Pattern[str]]:
-    """Return the length of the longest beginning of a tag, and what matches a first character."""
-    chars = "|".join(sorted({re.escape(tag[0]) for tag in tags})) or r"(?!)"
-    return max(map(len, tags), default=1) - 1, re.compile(chars)
+def _search(tags: tuple[str, ...]) -> Search:
+    """Return what finds a tag, or a beginning of one at the end of the text.
+
+    One regular expression: a model writes a few characters at a time, and each piece is searched.
+    """
+    longest_first = sorted(tags, key=len, reverse=True)
+    whole = "|".join(map(re.escape, longest_first)) or "(?!)"
+    beginnings = "|".join(f"{_beginning(tag)}\\Z" for tag in longest_first if len(tag) > 1)
+    return re.compile(f"{beginnings}|({whole})" if beginnings else f"({whole})").search
+
+
+def _beginning(tag: str) -> str:
+    """Return a pattern of everything that a tag begins with, but for the whole tag."""
+    pattern = ""
+    for char in reversed(tag[1:-1]):
+        pattern = f"(?:{re.escape(char)}{pattern})?"
+    return re.escape(tag[0]) + pattern
 
 
 class TagFilter:
@@ -34,25 +50,32 @@ class TagFilter:
     either. ``pending`` is the end of the text that may be the beginning of a tag.
     """
 
-    __slots__ = ("_first_char", "_pattern", "_tags", "pending")
+    __slots__ = ("_search", "_tags", "pending")
 
     def __init__(self, tags: Sequence[str]) -> None:
         self._tags = tuple(tags)
-        self._first_char = _beginnings(self._tags)[1]
-        longest_first = sorted(self._tags, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._search = _search(self._tags)
         self.pending = ""
 
     def feed(self, text: str) -> str:
         """Return what is certain of ``text``, without tags."""
-        if not self.pending and self._first_char.search(text) is None:
+        if self.pending:
+            text = self.pending + text
+        if self._search(text, 0) is None:
+            self.pending = ""
             return text
-        *before, text = self._pattern.split(self.pending + text)
-        num_pending = partial_match_len(text, self._tags)
-        self.pending = text[len(text) - num_pending :]
-        return "".join(before) + text[: len(text) - num_pending]
+        kept, pos = [], 0
+        while True:
+            start, tag = find_tag(text, pos, self._tags)
+            kept.append(text[pos:start])
+            if not tag:
+                self.pending = text[start:]
+                return "".join(kept)
+            pos = start + len(tag)
 
     def finish(self) -> str:
-        """Return the pending text: no tag has come of it."""
+        """Return the pending text: no tag has come of it, but for one that waited for a longer one."""
         text, self.pending = self.pending, ""
+        for tag in self._tags:
+            text = text.removeprefix(tag)
         return text

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from treadle.api.parsers import Delta, ReasoningDelta, TextDelta
-from treadle_parsing_kit.partial_match import TagFilter, partial_match_len
+from treadle_parsing_kit.partial_match import TagFilter, find_tag
 
 __all__ = ("CALL_OPENERS", "TaggedReasoningParser", "prompt_reasoning_state")
 
@@ -23,8 +24,17 @@ CALL_OPENERS = (
     "<｜tool▁calls▁begin｜>",
     "<|tool_calls_section_begin|>",
     "<minimax:tool_call>",
+    "<function=",
+    "<invoke name=",
+    "<｜tool▁call▁begin｜>",
+    "<|tool_call_begin|>",
+    "functools[{",
 )
-"""What begins a tool call in some format: in the middle of a thought, it ends the thought."""
+"""What begins a tool call in some format: in the middle of a thought, it ends the thought.
+
+Only what nobody writes for another reason. A bare list of JSON or of Python is what a model drafts in a
+thought before it calls, and ends none.
+"""
 
 
 def prompt_reasoning_state(
@@ -59,6 +69,9 @@ def _has_special(text: str, tokenizer: Any) -> bool:
     )
 
 
+_blank = re.compile(r"\s*")
+
+
 class TaggedReasoningParser:
     """A ``ReasoningParser``. ``prompt`` is the result of ``prompt_reasoning_state``.
 
@@ -83,6 +96,7 @@ class TaggedReasoningParser:
         begin, end = special_tags
         self._opening_tag, self.closing_tag = begin, end
         self._begins, self._ends = (begin, *aliases[0]), (end, *aliases[1])
+        self._inner_tags = (*self._ends, *self._begins, *CALL_OPENERS)
         hidden = special_tags if hidden is None else hidden
         self.special_tags: tuple[str, ...] = tuple(dict.fromkeys((begin, end, *hidden)))
         self.in_reasoning = always if in_reasoning is None else in_reasoning
@@ -102,20 +116,22 @@ class TaggedReasoningParser:
         return None if self._answered or self._state != "begin" else self._opening_tag
 
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
-        text, self._pending = self._pending + text, ""
+        if self._pending:
+            text, self._pending = self._pending + text, ""
         deltas: list[Delta] = []
-        while text:
-            if self._state == "begin":
-                text = self._begin(text)
-            elif self._state == "inside":
-                text = self._inside(text, deltas)
+        pos = 0
+        while pos < len(text):
+            if self._state == "inside":
+                pos = self._inside(text, pos, deltas)
+            elif self._state == "text":
+                self._answer(text[pos:], deltas)
+                break
+            elif self._state == "begin":
+                pos = self._begin(text, pos)
             elif self._state == "after":
-                text = self._after(text)
-            elif self._state == "label":
-                text = self._read_label(text)
+                pos = self._after(text, pos)
             else:
-                self._answer(text, deltas)
-                text = ""
+                pos = self._read_label(text, pos)
         return deltas
 
     def finish(self) -> list[Delta]:
@@ -133,57 +149,58 @@ class TaggedReasoningParser:
         if text:
             deltas.append(TextDelta(text))
 
-    def _begin(self, text: str) -> str:
+    def _begin(self, text: str, pos: int) -> int:
         """Look for the first tag after any whitespace."""
-        stripped = text.lstrip()
-        self._whitespace.append(text[: len(text) - len(stripped)])
-        if any(len(tag) > len(stripped) and tag.startswith(stripped) for tag in self._begins):
-            self._pending = stripped  # or nothing is left
-            return ""
-        found = max((tag for tag in self._begins if stripped.startswith(tag)), key=len, default="")
+        start = _blank_end(text, pos)
+        self._whitespace.append(text[pos:start])
+        if self._may_begin(text, start, self._begins):
+            return len(text)
+        found = max(
+            (tag for tag in self._begins if text.startswith(tag, start)), key=len, default=""
+        )
         if found:
             self._whitespace.clear()
             self.in_reasoning, self._state = True, "label" if self._label else "inside"
-            return stripped[len(found) :]
+            return start + len(found)
         self._state = "inside" if self.in_reasoning else "text"
         if self.in_reasoning:
             self._whitespace.clear()
-        return stripped
+        return start
 
-    def _read_label(self, text: str) -> str:
-        if len(text) < len(self._label) and self._label.startswith(text):
-            self._pending = text
-            return ""
+    def _read_label(self, text: str, pos: int) -> int:
+        if self._may_begin(text, pos, (self._label,)):
+            return len(text)
         self._state = "inside"
-        return text.removeprefix(self._label)
+        return pos + len(self._label) * text.startswith(self._label, pos)
 
-    def _after(self, text: str) -> str:
+    def _after(self, text: str, pos: int) -> int:
         """Drop whitespace and tags between a thought and the answer."""
-        text = text.lstrip()
+        start = _blank_end(text, pos)
         for tag in self._hidden:
-            if text.startswith(tag):
-                return text[len(tag) :]
-        if any(tag.startswith(text) for tag in self._hidden):  # or nothing is left
-            self._pending = text
-            return ""
-        self._state = "text" if text else "after"
-        return text
+            if text.startswith(tag, start):
+                return start + len(tag)
+        if self._may_begin(text, start, self._hidden):
+            return len(text)
+        self._state = "text"
+        return start
 
-    def _inside(self, text: str, deltas: list[Delta]) -> str:
-        tags = (*self._ends, *self._begins, *CALL_OPENERS)
-        found = [(start, -len(tag), tag) for tag in tags if (start := text.find(tag)) >= 0]
-        if not found:
-            num_pending = partial_match_len(text, tags)
-            deltas += self._think(text[: len(text) - num_pending])
-            self._pending = text[len(text) - num_pending :]
-            return ""
-        start, _, tag = min(found)
-        deltas += self._think(text[:start])
-        if tag in self._begins:
-            return text[start + len(tag) :]
-        self._whitespace.clear()
-        self.in_reasoning, self._state = False, "after"
-        return text[start + len(tag) * (tag in self._ends) :]
+    def _may_begin(self, text: str, pos: int, tags: Sequence[str]) -> bool:
+        """Return whether the rest of the text may be the beginning of a tag, and keep it then."""
+        size = len(text) - pos
+        is_open = any(len(tag) > size and tag.startswith(text[pos:]) for tag in tags)
+        self._pending = text[pos:] if is_open else ""
+        return is_open
+
+    def _inside(self, text: str, pos: int, deltas: list[Delta]) -> int:
+        start, tag = find_tag(text, pos, self._inner_tags)
+        deltas += self._think(text[pos:start])
+        if not tag:
+            self._pending = text[start:]
+            return len(text)
+        if tag not in self._begins:
+            self._whitespace.clear()
+            self.in_reasoning, self._state = False, "after"
+        return start if tag in CALL_OPENERS else start + len(tag)
 
     def _think(self, text: str) -> list[Delta]:
         """Return reasoning without the whitespace around it; that at its end waits for more."""
@@ -197,3 +214,8 @@ class TaggedReasoningParser:
         reasoning = (before + body).lstrip() if self._fresh else before + body
         self._fresh = False
         return [ReasoningDelta(reasoning)]
+
+
+def _blank_end(text: str, pos: int) -> int:
+    match = _blank.match(text, pos)
+    return pos if match is None else match.end()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from treadle.api.parsers import Delta, TextDelta, ToolCallDelta
-from treadle_parsing_kit.partial_match import TagFilter, partial_match_len
+from treadle_parsing_kit.partial_match import TagFilter, find_tag
 
 __all__ = ("TextAroundCalls", "ToolCallParser", "ToolCallReader")
 
@@ -98,6 +98,7 @@ class ToolCallParser:
         self._text_around = TextAroundCalls()
         self._tag_filter = TagFilter(self.special_tags)
         self._reader: ToolCallReader | None = None
+        self._has_begun = False  # the reader, so that nothing before it is text any more
 
     def read_text(self, text: str, pos: int) -> int:
         """Read text outside calls from ``text[pos]``. Return the position after what was read."""
@@ -109,10 +110,12 @@ class ToolCallParser:
 
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
         """Read the next piece of output and return the deltas that are certain."""
-        text, self.pending, pos = self.pending + text, "", 0
-        while pos < len(text):
+        if self.pending:
+            text, self.pending = self.pending + text, ""
+        pos, end = 0, len(text)
+        while pos < end:
             pos = self.mode(text, pos)
-        return self._pop_deltas()
+        return self._pop_deltas() if self._out else []
 
     def finish(self) -> list[Delta]:
         """The output has ended: return what was kept."""
@@ -130,12 +133,13 @@ class ToolCallParser:
 
     def emit_text(self, text: str) -> None:
         """Add ``text`` to the deltas: it is not part of a call."""
-        self._out += self._text_around.emit_text(self._tag_filter.feed(text))
+        if text:
+            self._out += self._text_around.emit_text(self._tag_filter.feed(text))
 
     def start_call(self, reader: ToolCallReader) -> None:
         """Let ``reader`` read from here; ``call_prefix`` belongs to the call that it may find."""
         self._flush_text()
-        self._reader = reader
+        self._reader, self._has_begun = reader, False
         self.mode = self._read_call
 
     def emit_call(self, name: str, arguments: str) -> None:
@@ -173,15 +177,11 @@ class ToolCallParser:
 
     def scan(self, text: str, pos: int, *tags: str) -> tuple[str, str, int]:
         """Return the text before the next of ``tags``, and what ``find_tag`` returns."""
-        found = min(
-            ((start, tag) for tag in tags if (start := text.find(tag, pos)) >= 0), default=None
-        )
-        if found is not None:
-            return text[pos : found[0]], found[1], found[0] + len(found[1])
-        longest = max(map(len, tags))
-        num_pending = partial_match_len(text[max(pos, len(text) - longest) :], tags)
-        self.pending = text[len(text) - num_pending :]
-        return text[pos : len(text) - num_pending], "", len(text)
+        start, tag = find_tag(text, pos, tags)
+        if tag:
+            return text[pos:start], tag, start + len(tag)
+        self.pending = text[start:]
+        return text[pos:start], "", len(text)
 
     def expect_tag(self, text: str, pos: int, tag: str) -> int | None:
         """Return the position after ``tag`` if it stands at ``pos``; ``None`` if other text does.
@@ -202,7 +202,8 @@ class ToolCallParser:
             return self.abandon_call(pos)
         pos, deltas = reader.feed(text, pos)
         self._out += deltas
-        self._drop_prefix(reader)
+        if not self._has_begun:
+            self._drop_prefix(reader)
         if reader.failed:
             self.call_prefix.append(reader.rest)
             self.calls += reader.begun
@@ -216,6 +217,7 @@ class ToolCallParser:
 
     def _drop_prefix(self, reader: ToolCallReader) -> None:
         if reader.begun:
+            self._has_begun = True
             self.call_prefix.clear()
             self._text_around.start_call()
 
@@ -224,12 +226,14 @@ class ToolCallParser:
 
     def _pop_deltas(self) -> list[Delta]:
         """Return and clear the deltas; adjacent texts become one."""
+        out, self._out = self._out, []
+        if len(out) < 2:
+            return out
         deltas: list[Delta] = []
-        for delta in self._out:
+        for delta in out:
             last = deltas[-1] if deltas else None
             if isinstance(delta, TextDelta) and isinstance(last, TextDelta):
                 deltas[-1] = TextDelta(last.text + delta.text)
             else:
                 deltas.append(delta)
-        self._out.clear()
         return deltas

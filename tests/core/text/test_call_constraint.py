@@ -121,8 +121,13 @@ async def test_elements_of_strict_tools_are_enforced(key: str) -> None:
     (text,) = sample_texts(plugins.plugins, GrammarSpec("ebnf", forced.grammar or ""), 1)
     assert "Paris" in text and accepts(plugins, strict.grammar, f"Now: {text} ok")
     assert not accepts(plugins, strict.grammar, f"Now: {text.replace('Paris', 'Rome')} ok")
-    loose = parse_tools([STRICT, LOOSE])
-    assert await constraint_with_calls(loose, None, plugins, None) is None
+    assert not accepts(plugins, strict.grammar, text.replace("get_weather", "other"))
+    mixed = await constraint_with_calls(parse_tools([STRICT, LOOSE]), None, plugins, None)
+    assert mixed is not None and mixed.grammar is not None
+    other = text.replace("get_weather", "other").replace("Paris", "<b>7</b> </p>\n")
+    rome = text.replace("Paris", "Rome")
+    for output, is_taken in ((text, True), (rome, False), (other, True), (f"{text} {rome}", False)):
+        assert accepts(plugins, mixed.grammar, f"Now: {output} ok") is is_taken, output
 
 
 def object_call(city: str, name: str = "get_weather", field: str = "parameters") -> str:

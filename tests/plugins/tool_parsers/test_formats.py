@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -160,6 +161,44 @@ def minimax(calls: Sequence[Call]) -> str:
     return f"{written}</minimax:tool_call>"
 
 
+def hermes(calls: Sequence[Call]) -> str:
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in objects(calls))
+
+
+def llama3(calls: Sequence[Call]) -> str:
+    return "\n" + "; ".join(objects(calls, "parameters"))
+
+
+def llama3_tagged(calls: Sequence[Call]) -> str:
+    return f"<|python_tag|>{llama3(calls).lstrip()}"
+
+
+def mistral(calls: Sequence[Call]) -> str:
+    return f"[TOOL_CALLS][{', '.join(objects(calls))}]"
+
+
+def mistral_v11(calls: Sequence[Call]) -> str:
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{dumps(arguments)}" for name, arguments in calls)
+
+
+def mistral_v13(calls: Sequence[Call]) -> str:
+    return "".join(
+        f"[TOOL_CALLS]{name}[CALL_ID]a1B2c3D4e[ARGS]{dumps(arguments)}" for name, arguments in calls
+    )
+
+
+def pythonic(calls: Sequence[Call]) -> str:
+    written = [
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+        for name, arguments in calls
+    ]
+    return f"[{', '.join(written)}]"
+
+
+def llama4(calls: Sequence[Call]) -> str:
+    return f"<|python_start|>{pythonic(calls)}<|python_end|>"
+
+
 FORMATS: dict[str, tuple[str, Callable[[Sequence[Call]], str]]] = {
     "granite": ("granite", granite),
     "granite-20b-fc": ("granite-20b-fc", granite_20b),
@@ -177,7 +216,16 @@ FORMATS: dict[str, tuple[str, Callable[[Sequence[Call]], str]]] = {
     "qwen3 coder": ("qwen3_coder", qwen3_coder),
     "glm 4.5": ("glm4_moe", glm),
     "minimax m2": ("minimax_m2", minimax),
+    "hermes": ("hermes", hermes),
+    "llama 3": ("llama3_json", llama3),
+    "llama 3, with its tag": ("llama3_json", llama3_tagged),
+    "mistral": ("mistral", mistral),
+    "mistral v11": ("mistral", mistral_v11),
+    "mistral v13": ("mistral", mistral_v13),
+    "pythonic": ("pythonic", pythonic),
+    "llama 4": ("llama4_pythonic", llama4),
 }
+OTHER_NAMES = {"glm45", "qwen3_xml"}
 PLUGINS = PluginManager()
 
 
@@ -194,19 +242,92 @@ def corpus() -> list[tuple[str, list[Call]]]:
     return found
 
 
+PARSERS = sorted({key for key, _ in FORMATS.values()} - {"openai", "llama4_pythonic"})
+
+
+def parse(key: str, pieces: Sequence[str]) -> list[Any]:
+    tokenizer: Any = CodePointTokenizer()
+    parser = PLUGINS.create(TOOL_PARSERS, key, tokenizer=tokenizer, tools=TOOLS)
+    deltas = [delta for piece in pieces for delta in parser.feed(piece, ())]
+    return merge_adjacent([*deltas, *parser.finish()])
+
+
+def tags_of(key: str) -> Sequence[str]:
+    tokenizer: Any = CodePointTokenizer()
+    parser: Any = PLUGINS.create(TOOL_PARSERS, key, tokenizer=tokenizer, tools=TOOLS)
+    tags: Sequence[str] = parser.special_tags
+    return tags
+
+
+def cut(output: str, size: int) -> list[str]:
+    return [output[i : i + size] for i in range(0, len(output), size)]
+
+
+def test_every_parser_is_here() -> None:
+    assert set(PLUGINS.keys("tool_parsers")) <= {key for key, _ in FORMATS.values()} | OTHER_NAMES
+    assert len(corpus()) >= 40
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_as_the_template_writes_them(name: str) -> None:
     key, write = FORMATS[name]
-    tokenizer: Any = CodePointTokenizer()
     for text, calls in corpus():
         output = text + write(calls)
-        results = []
-        for size in (len(output), 4, 1):
-            parser = PLUGINS.create(TOOL_PARSERS, key, tokenizer=tokenizer, tools=TOOLS)
-            pieces = [output[i : i + size] for i in range(0, len(output), size)]
-            deltas = [delta for piece in pieces for delta in parser.feed(piece, ())]
-            results.append(merge_adjacent([*deltas, *parser.finish()]))
+        results = [parse(key, cut(output, size)) for size in (len(output), 4, 1)]
         assert results[0] == results[1] == results[2], output
         read = [d for d in results[0] if isinstance(d, ToolCallDelta)]
         assert [(d.name, json.loads(d.arguments)) for d in read] == calls, output
         assert collect(results[0]).strip() == text.strip(), output
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_output_that_breaks_off_is_no_half_call(name: str) -> None:
+    """Wherever it ends: a call has its name, and arguments in which something stands."""
+    key, write = FORMATS[name]
+    output = write([("get_weather", {"text": "Paris", "count": 3}), ("math.sum", {})])
+    for end in range(len(output)):
+        for delta in parse(key, [output[:end]]):
+            if isinstance(delta, ToolCallDelta):
+                assert delta.name in ("get_weather", "math.sum"), output[:end]
+                assert len(delta.arguments) > 1, f"half a call of {output[:end]!r}"
+
+
+@pytest.mark.parametrize("key", PARSERS)
+def test_tags_alone_are_nothing(key: str) -> None:
+    tags = tags_of(key)
+    for one in tags:
+        for other in tags:
+            output = f"{one} {other}"
+            for size in (len(output), 1):
+                deltas = parse(key, cut(output, size))
+                assert not any(isinstance(delta, ToolCallDelta) for delta in deltas), output
+                assert not collect(deltas).strip(), output
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_whatever_a_model_repeats_takes_linear_time(name: str) -> None:
+    """In one piece: the suite cuts such texts into small ones."""
+    key, write = FORMATS[name]
+    call = write([("get_weather", {"object": {"key": 0}})])
+    before, _, after = call.partition("0")
+    tag = tags_of(key)[0]
+    shapes: dict[str, Callable[[int], str]] = {
+        "calls": lambda n: call * (n // len(call)),
+        "calls that break off": lambda n: before * (n // len(before)),
+        "open tags": lambda n: tag * (n // len(tag)),
+        "halves of tags": lambda n: f"{tag[:-1]} " * (n // len(tag)),
+        "objects in objects": lambda n: before + '{"key":' * (n // 7),
+        "a number": lambda n: f"{before}{'9' * n}{after}",
+        "escapes": lambda n: before + r'"\ud800\n' * (n // 9) + after,
+        "wrong escapes": lambda n: before + r'"\q' * (n // 3) + after,
+    }
+    for shape, text in shapes.items():
+        short, long = (min(seconds(key, text(n)) for _ in range(2)) for n in (4_000, 32_000))
+        # Eight times the text; something quadratic takes 64 times as long.
+        assert long < 24 * short + 0.05, f"{shape}: {short:.4f} s, eight times of it {long:.4f}"
+
+
+def seconds(key: str, output: str) -> float:
+    start = time.thread_time()
+    parse(key, [output])
+    return time.thread_time() - start

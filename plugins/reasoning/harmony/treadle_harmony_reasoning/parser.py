@@ -15,13 +15,16 @@ import re
 from collections.abc import Sequence
 
 from treadle.api.parsers import Delta, ReasoningDelta, TextDelta
-from treadle_parsing_kit.partial_match import TagFilter, partial_match_len
+from treadle_parsing_kit.partial_match import TagFilter, find_tag
 
 __all__ = ("Harmony",)
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
+BODY_TAGS = (*ENDS, START, CHANNEL)
+MAX_TAG_LEN = max(map(len, BODY_TAGS))
 MAX_HEADER_LEN = 512
+_blank = re.compile(r"\s*")
 _channel = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
@@ -43,10 +46,13 @@ class Harmony:
         self._filter = TagFilter(self.special_tags)
 
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
-        text, self._pending = self._pending + text, ""
+        if self._pending:
+            text, self._pending = self._pending + text, ""
         deltas: list[Delta] = []
-        while text:
-            text = self._read_body(text, deltas) if self._body else self._read_header(text, deltas)
+        pos = 0
+        while pos < len(text):
+            read = self._read_body if self._body else self._read_header
+            pos = read(text, pos, deltas)
         return deltas
 
     def finish(self) -> list[Delta]:
@@ -60,50 +66,51 @@ class Harmony:
             deltas.append(ReasoningDelta(rest) if self.in_reasoning else TextDelta(rest))
         return deltas
 
-    def _read_header(self, text: str, deltas: list[Delta]) -> str:
+    def _read_header(self, text: str, pos: int, deltas: list[Delta]) -> int:
         """Read from the end of one message up to the text of the next."""
-        stripped = text.lstrip()
+        blank = _blank.match(text, pos)
+        begin = pos if blank is None else blank.end()
         tags = (START, CHANNEL)
-        if not stripped:
-            self._blanks.append(text)
-            return ""
-        if not stripped.startswith(tags):
-            if any(tag.startswith(stripped) for tag in tags):
-                self._pending = text
-                return ""
+        if begin == len(text):
+            self._blanks.append(text[pos:])
+            return begin
+        if not text.startswith(tags, begin):
+            if len(text) - begin < MAX_TAG_LEN and any(t.startswith(text[begin:]) for t in tags):
+                self._pending = text[pos:]
+                return len(text)
             self._body = True  # an answer without a header
             self.in_reasoning = False
-            text, self._blanks = "".join(self._blanks) + text, []
-            return text
-        header, tag, rest = stripped.partition(MESSAGE)
-        if not tag:
-            if len(header) > MAX_HEADER_LEN:
+            self._blanks.append(text[pos:begin])
+            self._say("".join(self._blanks), deltas)
+            self._blanks.clear()
+            return begin
+        end = text.find(MESSAGE, begin, begin + MAX_HEADER_LEN + len(MESSAGE))
+        if end < 0:
+            if len(text) - begin > MAX_HEADER_LEN:
                 self._body, self.in_reasoning = True, False
-                return text
-            self._pending = text
-            return ""
+                return pos
+            self._pending = text[pos:]
+            return len(text)
+        header, end = text[begin:end], end + len(MESSAGE)
         self._body, self._blanks = True, []
         self._is_call = " to=" in header
         match = _channel.search(header)
         self.in_reasoning = not self._is_call and match is not None and match[1] == "analysis"
         if self._is_call:
-            self._say(header + tag, deltas)
-        return rest
+            self._say(text[begin:end], deltas)
+        return end
 
-    def _read_body(self, text: str, deltas: list[Delta]) -> str:
+    def _read_body(self, text: str, pos: int, deltas: list[Delta]) -> int:
         self._has_message = True
-        tags = (*ENDS, START, CHANNEL)
-        found = min(((at, tag) for tag in tags if (at := text.find(tag)) >= 0), default=None)
-        if found is None:
-            num_pending = partial_match_len(text, tags)
-            self._pending = text[len(text) - num_pending :]
-            self._say(text[: len(text) - num_pending], deltas)
-            return ""
-        at, tag = found
+        start, tag = find_tag(text, pos, BODY_TAGS)
+        if not tag:
+            self._pending = text[start:]
+            self._say(text[pos:start], deltas)
+            return len(text)
         is_end = tag in ENDS
-        self._say(text[:at] + (tag if is_end and self._is_call else ""), deltas)
+        self._say(text[pos:start] + (tag if is_end and self._is_call else ""), deltas)
         self._body = self._is_call = False
-        return text[at + len(tag) * is_end :]
+        return start + len(tag) * is_end
 
     def _say(self, text: str, deltas: list[Delta]) -> None:
         if self._is_call:

@@ -49,12 +49,16 @@ class Llama3(ToolCallParser):
         self._fresh = (
             True  # nothing but blanks since the line began, or since a call that is broken
         )
-        self._tail = ""  # the last characters that are no blanks
+        self._last = ""  # the last character that is no blank
 
     def emit_text(self, text: str) -> None:
-        _, newline, last = text.rpartition("\n")
-        self._tail = (self._tail + "".join(text.split()))[-2:]
-        self._fresh = ((self._fresh or newline != "") and not last.strip()) or self._tail == "};"
+        body = text.rstrip(BLANKS)
+        if not body:
+            self._fresh = self._fresh or "\n" in text
+        else:
+            before = body[:-1].rstrip(BLANKS)[-1:] or self._last
+            self._fresh = "\n" in text[len(body) :] or before + body[-1] == "};"
+            self._last = body[-1]
         super().emit_text(text)
 
     def read_text(self, text: str, pos: int) -> int:
