@@ -1,4 +1,4 @@
-"""Keyword arguments that are Python literals, as JSON.
+"""Python literals, as JSON.
 
 Nothing is evaluated, and nothing but literals is understood. ``ast`` is not used on what a model
 writes: it recurses in C (its documentation warns that it can crash the interpreter), and it warns
@@ -12,14 +12,9 @@ import math
 import re
 from typing import Any
 
-from treadle.api.parsers import Delta, ToolCallDelta
+__all__ = ("SIMPLE", "WORDS", "NotLiteral", "json_of", "literal")
 
-__all__ = ("Keywords", "NotLiteral", "keywords")
-
-MAX_DEPTH = 32
-PAIRS = {")": "(", "]": "[", "}": "{"}
 WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
-_special = re.compile(r"[\"'()\[\]{}]")
 _blank = re.compile(r"\s*")
 _word = re.compile(r"[^\W\d]\w*")
 _number = re.compile(r"[-+]?(?:[0-9][0-9_]*)?(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?")
@@ -28,98 +23,36 @@ _in_string = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
 _escape = re.compile(
     r"\\(?:\n|([0-7]{1,3})|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
 )
+_surrogate = re.compile(r"[\ud800-\udfff]")
 SIMPLE = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 SIMPLE |= {c: c for c in "\\'\""}
 
 
 class NotLiteral(ValueError):
-    """The text is something else than literals given by keyword."""
-
-
-class Keywords:
-    """A ``ToolCallReader`` (``treadle_parsing_kit.tool_call_parser``) of ``(a=1, b="x")``."""
-
-    def __init__(self, index: int, name: str) -> None:
-        self._index, self._name = index, name
-        self._pieces: list[str] = []
-        self._open: list[str] = []
-        self._quote = ""  # the string that is read; with a backslash behind it, in an escape
-        self.begun = self.done = self.failed = False
-
-    @property
-    def rest(self) -> str:
-        return "" if self.done else "".join(self._pieces)
-
-    def feed(self, text: str, pos: int = 0) -> tuple[int, list[Delta]]:
-        start = pos
-        while pos < len(text) and not self.done and not self.failed:
-            pos = self._read(text, pos)
-        self._pieces.append(text[start:pos])
-        if not self.done:
-            return pos, []
-        try:
-            arguments = json_of(keywords("".join(self._pieces)[1:-1]))
-        except NotLiteral:
-            self.done, self.failed = False, True
-            return pos, []
-        self.begun = True
-        return pos, [ToolCallDelta(self._index, self._name, arguments)]
-
-    def finish(self) -> list[Delta]:
-        return []
-
-    def _read(self, text: str, pos: int) -> int:
-        """Read up to the next quote or bracket."""
-        if len(self._quote) == 2:
-            self._quote = self._quote[0]
-            return pos + 1
-        match = (_in_string[self._quote] if self._quote else _special).search(text, pos)
-        if match is None:
-            return len(text)
-        char = match[0]
-        if self._quote:
-            self._quote = "" if char == self._quote else self._quote + char
-        elif char in _in_string:
-            self._quote = char
-        elif char in PAIRS:
-            if self._open.pop() != PAIRS[char]:
-                self.failed = True
-            self.done = not self._open and not self.failed
-        else:
-            self._open.append(char)
-            if len(self._open) > MAX_DEPTH:
-                self.failed = True
-        return match.end()
+    """The text is something else than a literal."""
 
 
 def json_of(value: Any) -> str:
+    """Return JSON in which half a surrogate pair, which cannot be sent, is escaped."""
     text = json.dumps(value, ensure_ascii=False)
-    if any("\ud800" <= char <= "\udfff" for char in text):  # half a surrogate pair cannot be sent
-        return json.dumps(value)
-    return text
+    return _surrogate.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def keywords(text: str) -> dict[str, Any]:
-    """The arguments between the brackets of a call. Raises ``NotLiteral``. Brackets must be paired
-    and at most ``MAX_DEPTH`` deep: the reader recurses into them."""
-    return _Literals(text).keywords()
+def literal(text: str) -> Any:
+    """Return the value of one literal. Raises ``NotLiteral``. Brackets must be paired and not be too
+    deep: the reader recurses into them."""
+    return _Literals(text).whole()
 
 
 class _Literals:
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
 
-    def keywords(self) -> dict[str, Any]:
-        arguments: dict[str, Any] = {}
-        while self._peek():
-            name = self._match(_word)
-            self._take("=")
-            if not name or name in arguments or name in WORDS:
-                raise NotLiteral
-            arguments[name] = self._value()
-            if self._peek():
-                self._take(",")
-        return arguments
+    def whole(self) -> Any:
+        value = self._value()
+        if self._peek():
+            raise NotLiteral
+        return value
 
     def _value(self) -> Any:
         char = self._peek()
@@ -231,4 +164,6 @@ def _unescaped(match: re.Match[str]) -> str:
             return chr(number)
     if char is None:
         return ""  # a line that goes on
+    if char in "xuU":
+        raise NotLiteral
     return SIMPLE.get(char, f"\\{char}")  # an unknown escape stands for itself

@@ -9,7 +9,8 @@ The format of Llama 3.2 and 4 (with and without the tags,
 https://www.llama.com/docs/model-cards-and-prompt-formats/llama4/) and of ToolACE. A list without a
 tag is one of calls only if it names tools of the request: ``[see below](#b)`` is text.
 
-A call is handed on when it is complete, for until then nobody can say that it is one.
+Texts in arguments stream as they come. A call without one is handed on when it is complete, for until
+then nobody can say that it is one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from treadle_parsing_kit.incremental_json import BLANKS
 from treadle_parsing_kit.json_calls import is_name
 from treadle_parsing_kit.tool_call_parser import ToolCallParser
 from treadle_pythonic.grammar import python_grammar, text_with_lists
-from treadle_pythonic.literals import Keywords
+from treadle_pythonic.keywords import Keywords
 
 __all__ = ("Pythonic",)
 
