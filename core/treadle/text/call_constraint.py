@@ -36,11 +36,12 @@ async def constraint_with_calls(
             return None
         try:
             calls = await parsers.forced_call(tools, "auto")
-        except RequestError:
+        except RequestError as error:
+            if error.param == "tools":  # a tool that cannot be called by its schema
+                raise
             return None
-        if FREE_TEXT not in (calls.grammar or ""):
-            return None
-        return msgspec.structs.replace(calls, backend=backend)
+        is_free = FREE_TEXT in (calls.grammar or "")
+        return msgspec.structs.replace(calls, backend=backend) if is_free else None
     if answer.json is None and not answer.json_object:
         return answer
     calls = await parsers.forced_call(tools, "required")

@@ -11,8 +11,8 @@ from treadle_parsing_kit.tool_call_parser import ToolCallParser
 from treadle_parsing_kit.tool_choice import (
     free_text_rules,
     names_one_tool,
-    selected_tools,
     tag_rule,
+    writable_tools,
 )
 
 __all__ = ("BlockFamilyParser",)
@@ -22,6 +22,8 @@ class BlockFamilyParser(ToolCallParser):
     """``wrappers`` open a block, ``begin`` a call in it or without one. ``closers`` are what may stand
     behind a call, in the order in which they come or without some."""
 
+    head: tuple[str, ...] = ()
+    """What stands before the arguments of a call."""
     call_opener = ""
     """The tag that a call begins with in a format whose blocks have none, if nothing else does."""
 
@@ -93,6 +95,19 @@ class BlockFamilyParser(ToolCallParser):
         """Return a Lark expression of a layout; each tag is a piece of its own."""
         return " ".join(tag_rule(piece, self._tokenizer) for piece in pieces)
 
+    def name_in(self, header: str) -> str:
+        """Return the name that a header gives a call, ``""`` if it is none."""
+        raise NotImplementedError
+
+    def writable_tools(self, choice: str | Mapping[str, Any]) -> list[Tool]:
+        """Return the tools whose names are read back from what a grammar writes."""
+
+        def can_write(tool: Tool) -> bool:
+            head = "".join(self.head).replace("{name}", tool.name).replace("{index}", "0")
+            return self.name_in(head.partition(self._begin)[2]) == tool.name
+
+        return writable_tools(self._tools, choice, can_write)
+
     def layout_grammar(
         self,
         choice: str | Mapping[str, Any],
@@ -101,7 +116,9 @@ class BlockFamilyParser(ToolCallParser):
     ) -> GrammarSpec | None:
         """Return the grammar of forced calls. ``layout`` is what stands before, between and behind
         the calls; ``call(i, tool)`` yields the rules of a tool, of which the first is ``call_i``."""
-        tools = selected_tools(self._tools, choice)
+        tools = self.writable_tools(choice)
+        if not tools:
+            return None
         if choice == "auto":
             return self._auto_grammar(tools, layout, call)
         before, between, behind = (self.rule(pieces) for pieces in layout)

@@ -64,7 +64,7 @@ class ElementFamilyParser(BlockFamilyParser):
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
         form = self.format
-        self.special_tags = form.special_tags
+        self.special_tags, self.head = form.special_tags, form.head
         super().__init__(
             tokenizer, tools, wrappers=form.wrappers, begin=form.begin, closers=form.closers
         )
@@ -96,6 +96,10 @@ class ElementFamilyParser(BlockFamilyParser):
         self._body.append(tag)
         self.call_prefix.append(tag)
         return end
+
+    def name_in(self, header: str) -> str:
+        match = self.format.name.match(header)
+        return match[1] if match is not None and match.end() == len(header) else ""
 
     def _call(self, body: str) -> tuple[str, str] | None:
         """Return the name and the arguments, ``None`` if it is no call."""

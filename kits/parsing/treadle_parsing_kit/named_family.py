@@ -46,7 +46,7 @@ class NamedFamilyParser(BlockFamilyParser):
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
         form = self.format
-        self.special_tags = form.special_tags
+        self.special_tags, self.head = form.special_tags, form.head
         super().__init__(
             tokenizer, tools, wrappers=form.wrappers, begin=form.begin, closers=form.closers
         )
@@ -70,6 +70,10 @@ class NamedFamilyParser(BlockFamilyParser):
             return self.restart(tag, end)
         too_long = sum(map(len, self._header)) > MAX_HEADER_LEN
         return self.abandon_call(end) if too_long else end
+
+    def name_in(self, header: str) -> str:
+        match = self.format.header.fullmatch(header)
+        return "" if match is None else match["name"]
 
     def take_header(self, match: re.Match[str]) -> None:
         """The name of a call is known."""

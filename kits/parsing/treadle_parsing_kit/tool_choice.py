@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle.api.files import Tokenizer
 from treadle.api.parsers import Tool
+from treadle.errors import RequestError
 
 __all__ = (
     "ANYWHERE",
@@ -30,6 +31,7 @@ __all__ = (
     "selected_tools",
     "tag_rule",
     "untagged_text_rules",
+    "writable_tools",
 )
 
 ANYWHERE = "(?s:.*)"
@@ -48,6 +50,27 @@ def selected_tools(tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> li
     if not selected:
         raise ValueError("there is no tool to choose from")
     return selected
+
+
+def writable_tools(
+    tools: Sequence[Tool], choice: str | Mapping[str, Any], can_write: Callable[[Tool], bool]
+) -> list[Tool]:
+    """Return the tools of which one must or may be called, and whose calls the format can write.
+
+    With the choice ``auto``, others are left out that are not ``strict``. Raises ``RequestError`` for any
+    other.
+    """
+    writable = []
+    for tool in selected_tools(tools, choice):
+        if can_write(tool):
+            writable.append(tool)
+        elif choice != "auto" or tool.strict:
+            raise RequestError(
+                f"the function {tool.name[:64]!r} has a name that cannot be written in the format of this "
+                "model's calls; letters, digits and _ are possible in every format",
+                param="tools",
+            )
+    return writable
 
 
 def names_one_tool(choice: str | Mapping[str, Any]) -> bool:

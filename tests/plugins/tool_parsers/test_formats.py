@@ -11,7 +11,9 @@ import pytest
 
 from treadle.api.kinds import TOOL_PARSERS
 from treadle.api.parsers import Tool, ToolCallDelta
+from treadle.errors import RequestError
 from treadle.plugins import PluginManager
+from treadle.testing.grammars import ByteTokenizer, sample_texts
 from treadle.testing.parsers import merge_adjacent
 from treadle.testing.streams import CodePointTokenizer, collect
 
@@ -331,3 +333,46 @@ def seconds(key: str, output: str) -> float:
     start = time.thread_time()
     parse(key, [output])
     return time.thread_time() - start
+
+
+UNWRITABLE = {
+    "deepseek_v3": "a b",
+    "deepseek_v31": "a b",
+    "kimi_k2": "a b",
+    "harmony": "a b",
+    "qwen3_coder": "a b",
+    "glm4_moe": "a<b",
+    "minimax_m2": 'a"b',
+    "pythonic": "a/b",
+    "mistral": "a b",
+}
+
+
+@pytest.mark.parametrize("key", PARSERS)
+def test_a_name_is_written_as_it_is_read_or_refused(key: str) -> None:
+    tokenizer: Any = (
+        ByteTokenizer("[TOOL_CALLS]", "[ARGS]") if key == "mistral" else ByteTokenizer()
+    )
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+
+    def grammar(name: str, choice: Any = None, *, strict: bool = False) -> Any:
+        tools = [Tool("good", "", schema), Tool(name, "", schema, strict=strict)]
+        parser = PLUGINS.create(TOOL_PARSERS, key, tokenizer=tokenizer, tools=tools)
+        return parser.grammar_for_tool_choice(choice or {"function": {"name": name}})
+
+    for name in ("search-web_2", "math.sum", "x" * 64):
+        (output,) = sample_texts(PLUGINS, grammar(name), 1, tokenizer=tokenizer)
+        tools = [Tool(name, "", schema)]
+        parser = PLUGINS.create(TOOL_PARSERS, key, tokenizer=tokenizer, tools=tools)
+        deltas = merge_adjacent([*parser.feed(output, ()), *parser.finish()])
+        assert [getattr(delta, "name", None) for delta in deltas] == [name], output
+    if key in UNWRITABLE:
+        for choice in (None, "required"):
+            with pytest.raises(RequestError, match="has a name that cannot be written") as error:
+                grammar(UNWRITABLE[key], choice)
+            assert error.value.param == "tools"
+        if key != "harmony":  # whose tags are no tokens here
+            loose = grammar(UNWRITABLE[key], "auto")
+            assert "good" in loose.source and json.dumps(UNWRITABLE[key]) not in loose.source
+        with pytest.raises(RequestError, match="has a name that cannot be written"):
+            grammar(UNWRITABLE[key], "auto", strict=True)

@@ -87,16 +87,17 @@ class Harmony(NamedFamilyParser):
     def _text_with_calls(self) -> GrammarSpec | None:
         """Messages, of which those to functions are calls. ``None`` if the tags are not tokens."""
         tags = {tag: tag_rule(tag, self._tokenizer) for tag in self.special_tags}
-        if not all(rule.startswith("<[") for rule in tags.values()):
+        tools = self.writable_tools("auto")
+        if not tools or not all(rule.startswith("<[") for rule in tags.values()):
             return None
         lines = [
             "start: free_text ((call | tag) free_text)*",
             "free_text: FREE_TEXT",
             f"FREE_TEXT: /{ANYWHERE}/ & ~/{ANYWHERE}to=functions\\.{ANYWHERE}/",
             f"tag: {' | '.join(tags.values())}",
-            f"call: {' | '.join(f'call_{i}' for i in range(len(self._tools)))}",
+            f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}",
         ]
-        for i, tool in enumerate(self._tools):
+        for i, tool in enumerate(tools):
             head = self.rule([piece.replace("{name}", tool.name) for piece in self.format.head])
             arguments = arguments_rule(tool, "auto")
             lines.append(f"call_{i}: {head} arguments_{i} {tags['<|call|>']}")

@@ -22,7 +22,7 @@ class KimiK2(NamedFamilyParser):
     format = NamedFormat(
         begin="<|tool_call_begin|>",
         header=re.compile(
-            r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<]+):\d+)\s*<\|tool_call_argument_begin\|>\s*"
+            r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<]+):\d+)\s*<\|tool_call_argument_begin\|>\s*"
         ),
         special_tags=(
             "<|tool_calls_section_begin|>",

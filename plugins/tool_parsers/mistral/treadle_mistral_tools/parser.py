@@ -28,8 +28,8 @@ from treadle_parsing_kit.tool_choice import (
     free_text_rules,
     lark_string,
     names_one_tool,
-    selected_tools,
     tag_rule,
+    writable_tools,
 )
 
 __all__ = ("Mistral",)
@@ -110,7 +110,10 @@ class Mistral(JsonFamilyParser):
         arguments = tag_rule(ARGUMENTS, self._tokenizer)
         if not arguments.startswith("<["):
             return super().grammar_for_tool_choice(choice)
-        begin, tools = tag_rule(CALLS, self._tokenizer), selected_tools(self._tools, choice)
+        begin = tag_rule(CALLS, self._tokenizer)
+        tools = writable_tools(self._tools, choice, lambda t: _name.fullmatch(t.name) is not None)
+        if not tools:
+            return None
         calls = " | ".join(f"call_{i}" for i in range(len(tools)))
         if choice == "auto":
             lines = free_text_rules(CALLS, f"({calls})", self._tokenizer)

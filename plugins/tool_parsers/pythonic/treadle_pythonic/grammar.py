@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle.api.types import GrammarSpec, Tokenizer, Tool
+from treadle.errors import RequestError
 from treadle_parsing_kit.tool_choice import (
     arguments_schema,
     lark_string,
     names_one_tool,
     names_pattern,
-    selected_tools,
     tag_rule,
     untagged_text_rules,
+    writable_tools,
 )
 
 __all__ = ("python_grammar",)
@@ -46,9 +47,9 @@ TYPES = {
 
 
 def python_grammar(tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> GrammarSpec:
-    """``[f(a=1)]`` of the tools that ``choice`` allows. Raises ``ValueError`` for a tool or an
+    """``[f(a=1)]`` of the tools that ``choice`` allows. Raises ``RequestError`` for a tool or an
     argument that Python could not name."""
-    selected = selected_tools(tools, choice)
+    selected = writable_tools(tools, choice, _can_write)
     calls = " | ".join(f"call_{i}" for i in range(len(selected)))
     repetition = "" if names_one_tool(choice) else ' (", " call)*'
     grammar = _Grammar()
@@ -60,11 +61,14 @@ def python_grammar(tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> Gr
 
 def text_with_lists(
     tools: Sequence[Tool], tokenizer: Tokenizer, tag: str, closing: str
-) -> GrammarSpec:
-    """Text in which a list that begins with a call of a tool is one of calls.
+) -> GrammarSpec | None:
+    """Text in which a list that begins with a call of a tool is one of calls. ``None`` without such tools.
 
     The arguments of tools that are not ``strict`` may be any. Raises as ``python_grammar`` does.
     """
+    tools = writable_tools(tools, "auto", _can_write)
+    if not tools:
+        return None
     grammar = _Grammar()
     for i, tool in enumerate(tools):
         grammar.add_call(i, tool, is_free=not tool.strict)
@@ -89,10 +93,13 @@ class _Grammar:
 
     def add_call(self, i: int, tool: Tool, *, is_free: bool = False) -> None:
         schema = arguments_schema(tool)
-        for name in (*tool.name.split("."), *_members(schema)):
-            is_argument = name not in tool.name.split(".")
-            if not name.replace("-", "_").isidentifier() or (is_argument and "-" in name):
-                raise ValueError(f"{name!r} is not a name in Python")
+        for name in () if is_free else _members(schema):
+            if not name.isidentifier():
+                raise RequestError(
+                    f"the function {tool.name[:64]!r} has an argument {name[:64]!r}, which cannot be written in "
+                    "the format of this model's calls; letters, digits and _ are possible",
+                    param="tools",
+                )
         members = ANY_MEMBERS if is_free else self._object(schema, 0, lambda name: f"{name}=")
         self.lines += [
             f"members_{i}: {members}",
@@ -130,6 +137,10 @@ class _Grammar:
             members = self._object(schema, depth + 1, lambda name: f"{_literal(name)}: ")
             return f'("{{" {members} "}}")'
         return TYPES.get(types, "value") if isinstance(types, str) else "value"
+
+
+def _can_write(tool: Tool) -> bool:
+    return all(part.replace("-", "_").isidentifier() for part in tool.name.split("."))
 
 
 def _members(schema: Mapping[str, Any]) -> dict[str, Any]:

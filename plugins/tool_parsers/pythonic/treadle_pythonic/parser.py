@@ -130,11 +130,6 @@ class Pythonic(ToolCallParser):
         return super().finish()
 
     def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
-        if choice != "auto":
-            return python_grammar(self._tools, choice)
-        try:
+        if choice == "auto":
             return text_with_lists(self._tools, self._tokenizer, START, END)
-        except (
-            ValueError
-        ):  # a name that Python cannot write: calls of the others are read all the same
-            return None
+        return python_grammar(self._tools, choice)
