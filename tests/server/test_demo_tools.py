@@ -17,6 +17,9 @@ import openai
 import pytest
 from process import Process, served
 
+from treadle import LLM, SamplingParams, StructuredOutputsParams
+
+MODEL = "demo:treadle-demo"
 TOOLS: Any = [
     {
         "type": "function",
@@ -39,7 +42,7 @@ THINK: Any = {"chat_template_kwargs": {"enable_thinking": True}}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     log = tmp_path_factory.mktemp("log") / "server.log"
-    with served(Path("demo:treadle-demo"), log, "--served-model-name", "demo") as process:
+    with served(Path(MODEL), log, "--served-model-name", "demo") as process:
         yield process
         assert "Traceback" not in log.read_text()
 
@@ -222,3 +225,40 @@ def test_a_tool_can_be_called_beside_a_format(client: openai.OpenAI) -> None:
     choice = create_chat(client, WEATHER, tools=TOOLS, response_format=FORMAT).choices[0]
     assert choice.finish_reason == "tool_calls"
     assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Paris"}
+
+
+def test_llm_chat_answers_as_the_server_does(client: openai.OpenAI) -> None:
+    """Content, reasoning and calls, under each choice, beside a format and with strict tools."""
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    strict: Any = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    schema: Any = FORMAT["json_schema"]["schema"]
+    params = SamplingParams(temperature=0, max_tokens=150)
+    cases: list[tuple[Any, dict[str, Any], bool]] = [
+        (WEATHER, {"tools": TOOLS}, False),
+        (WEATHER, {"tools": TOOLS, **THINK}, False),
+        (WEATHER, {"tools": TOOLS, "tool_choice": "none"}, False),
+        (SUM, {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}, False),
+        (SUM, {"tools": TOOLS, "tool_choice": named, **THINK}, False),
+        (WEATHER, {"tools": strict}, False),
+        (WEATHER, {"tools": TOOLS}, True),
+        (SUM, {"tools": TOOLS, **THINK}, True),
+    ]
+    with LLM(MODEL, cpu_threads=1, num_pages=256, device="cpu") as llm:
+        for messages, options, is_formed in cases:
+            formed = params.replace(structured_outputs=StructuredOutputsParams(json=schema))
+            (output,) = llm.chat(
+                messages, formed if is_formed else params, use_tqdm=False, **options
+            )
+            found = output.outputs[0]
+            body = {k: options[k] for k in ("chat_template_kwargs",) if k in options}
+            fields = {k: v for k, v in options.items() if k not in body}
+            if is_formed:
+                fields["response_format"] = FORMAT
+            choice = create_chat(client, messages, extra_body=body, **fields).choices[0]
+            calls = [
+                (c.function.name, c.function.arguments) for c in choice.message.tool_calls or ()
+            ]
+            assert [(call.name, call.arguments) for call in found.tool_calls] == calls, options
+            assert found.content == (choice.message.content or ""), options
+            assert found.reasoning == getattr(choice.message, "reasoning", None), options
+            assert found.finish_reason == choice.finish_reason, options

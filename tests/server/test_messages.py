@@ -173,6 +173,10 @@ async def test_choices_of_tools_and_formats_reach_the_engine() -> None:
         for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
             await create(client, tools=[TOOL], tool_choice=choice)
             assert engine.params is not None and engine.params.structured_outputs is not None
+        await create(client, tools=[{**TOOL, "strict": True}])
+        assert engine.params.structured_outputs is not None
+        await create(client, tools=[TOOL])
+        assert engine.params.structured_outputs is None
         await create(client, tools=[TOOL], tool_choice={"type": "none"})
         assert engine.params.structured_outputs is None
         assert engine.renderer.messages["tools"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,8 @@ def test_other_names_of_the_budget(server: Process) -> None:
         ("chat/completions", {"reasoning": {"enabled": True, "max_tokens": 0}}, "messages"),
         ("messages", {"thinking": {"type": "enabled", "budget_tokens": 0}}, "messages"),
         ("responses", {"reasoning": {"enabled": True, "max_tokens": 0}}, "input"),
+        ("messages", {"thinking": {"type": "enabled"}, "thinking_token_budget": 0}, "messages"),
+        ("responses", {"reasoning": {"enabled": True}, "thinking_token_budget": 0}, "input"),
     ]
     for route, fields, name in spellings:
         limit = "max_output_tokens" if route == "responses" else "max_tokens"
@@ -72,6 +75,8 @@ def test_other_names_of_the_budget(server: Process) -> None:
         for budget in (0, 1000):
             options = {
                 key: {k: budget if k.endswith("tokens") else v for k, v in value.items()}
+                if isinstance(value, dict)
+                else budget
                 for key, value in fields.items()
             }
             body = {"model": MODEL, name: SUM, "temperature": 0, limit: 120, **options}
@@ -79,6 +84,46 @@ def test_other_names_of_the_budget(server: Process) -> None:
             assert answer.status_code == 200 and "42" in answer.text, answer.text
             thoughts.append(re.search(THOUGHT, answer.text) is not None)
         assert thoughts == [False, True], (route, fields)
+    for route, name in (
+        ("chat/completions", "messages"),
+        ("messages", "messages"),
+        ("responses", "input"),
+    ):
+        body = {"model": MODEL, name: SUM, "thinking_token_budget": -1, "max_tokens": 9}
+        if route == "messages":
+            body["thinking"] = {"type": "enabled"}
+        answer = httpx.post(f"{server.url}/v1/{route}", json=body, timeout=60)
+        assert answer.status_code == 400 and "thinking_token_budget is -1" in answer.text
+
+
+def test_the_budget_beside_other_fields(server: Process) -> None:
+    """A schema or a forced call begins where the thought was ended; a limit of tokens ends all."""
+    schema = {
+        "type": "object",
+        "properties": {"answer": {"type": "integer"}},
+        "required": ["answer"],
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    body: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+
+        def ask(budget: int, **options: Any) -> Any:
+            options = {"max_tokens": 120, **options}
+            extra = {**body, "thinking_token_budget": budget}
+            return client.chat.completions.create(
+                model=MODEL, messages=SUM, temperature=0, extra_body=extra, **options
+            )
+
+        for budget in (0, 3):
+            answer = ask(budget, response_format=form)
+            assert json.loads(answer.choices[0].message.content).keys() == {"answer"}
+            assert answer.usage.completion_tokens_details.reasoning_tokens <= budget + 1
+            answer = ask(budget, tools=[tool], tool_choice="required")
+            assert answer.choices[0].message.tool_calls[0].function.name == "f"
+        short = ask(1000, max_tokens=4)
+        assert short.choices[0].finish_reason == "length" and not short.choices[0].message.content
+        assert short.usage.completion_tokens_details.reasoning_tokens == 4
 
 
 def test_each_of_several_outputs_has_the_budget(server: Process) -> None:
@@ -137,17 +182,11 @@ from treadle.api import impl
 TREADLE = {"reasoning_parsers": ["faulty"]}
 
 
-class Thinks:
+class Endless:
     in_reasoning = True
 
     def __init__(self, how):
         self.how = how
-
-    @property
-    def closing_tag(self):
-        if self.how == "raise":
-            raise KeyError("odd")
-        return 5 if self.how == "number" else "a long tag"
 
     def feed(self, text, ids):
         return []
@@ -156,9 +195,17 @@ class Thinks:
         return []
 
 
+class Thinks(Endless):
+    @property
+    def closing_tag(self):
+        if self.how == "raise":
+            raise KeyError("odd")
+        return 5 if self.how == "number" else "a long tag"
+
+
 @impl
 def treadle_reasoning_parser(name, options):
-    return Thinks(options["how"])
+    return (Endless if options["how"] == "none" else Thinks)(options["how"])
 """
 
 
@@ -169,6 +216,7 @@ def treadle_reasoning_parser(name, options):
         ("raise", PluginLoadError, "failed in closing_tag: KeyError: 'odd'"),
         ("number", PluginLoadError, "failed in closing_tag: TypeError: it returned 5"),
         ("text", RequestError, "the tags of faulty are no tokens"),
+        ("none", RequestError, "the reasoning parser faulty names no tag that ends a thought"),
     ],
 )
 async def test_a_parser_that_cannot_say_how_thoughts_end_costs_the_request(

@@ -86,8 +86,14 @@ async def budgeted(
     )
     if not tags.is_open and tags.opening is None:
         return chat.params  # the prompt has ended the thought, or there can be none
+    if tags.closing is None:
+        raise RequestError(
+            f"{FIELD} cannot be kept: the reasoning parser {parsers.reasoning_parser} names no tag that ends "
+            "a thought; leave it out, or bound the whole output with max_tokens",
+            param=FIELD,
+        )
     begin = None if tags.is_open else token_of(parsers.tokenizer, tags.opening or "")
-    end = parsers.tokenizer.encode(tags.closing or "", add_special_tokens=False)
+    end = parsers.tokenizer.encode(tags.closing, add_special_tokens=False)
     special = parsers.tokenizer.special_token_ids
     if not end or (len(end) > 1 and end[0] not in special) or (begin is None and not tags.is_open):
         raise RequestError(

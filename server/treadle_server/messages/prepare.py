@@ -59,6 +59,7 @@ def to_chat(request: MessagesRequest) -> MessageCall:
         parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
         continue_final_message=continues,
         thinking=request.thinking if thinks else ThinkingOptions(type="disabled"),
+        thinking_token_budget=request.thinking_token_budget,
         chat_template_kwargs=template_arguments(request),
     )
     return MessageCall(
@@ -83,7 +84,10 @@ def to_tools(tools: Sequence[AnthropicTool]) -> tuple[list[ChatTool], list[str]]
             dropped.append(f"tools.{tool.type}")
             continue
         function = FunctionSpec(
-            name=tool.name, description=tool.description, parameters=tool.input_schema
+            name=tool.name,
+            description=tool.description,
+            parameters=tool.input_schema,
+            strict=tool.strict,
         )
         served.append(ChatTool(function=function))
     return served, dropped

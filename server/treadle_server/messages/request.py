@@ -55,6 +55,7 @@ class AnthropicTool(msgspec.Struct, kw_only=True):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
     cache_control: Any = None
 
 
@@ -91,6 +92,9 @@ class MessagesRequest(SamplingFields, kw_only=True):
     thinking: Annotated[
         ThinkingOptions | None,
         Meta(description="enabled or adaptive lets the model think and shows it; off without."),
+    ] = None
+    thinking_token_budget: Annotated[
+        int | None, Meta(description="Tokens after which the reasoning is ended.")
     ] = None
     output_config: Annotated[
         OutputConfig | None, Meta(description="effort, and the format of the output.")
