@@ -23,6 +23,7 @@ _in_string = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
 _escape = re.compile(
     r"\\(?:\n|([0-7]{1,3})|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
 )
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 _surrogate = re.compile(r"[\ud800-\udfff]")
 SIMPLE = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 SIMPLE |= {c: c for c in "\\'\""}
@@ -34,14 +35,15 @@ class NotLiteral(ValueError):
 
 def json_of(value: Any) -> str:
     """Return JSON in which half a surrogate pair, which cannot be sent, is escaped."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = _encode(value)
     return _surrogate.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def literal(text: str) -> Any:
     """Return the value of one literal. Raises ``NotLiteral``. Brackets must be paired and not be too
     deep: the reader recurses into them."""
-    return _Literals(text).whole()
+    word = text.strip()
+    return WORDS[word] if word in WORDS else _Literals(word).whole()
 
 
 class _Literals:
