@@ -301,3 +301,25 @@ def test_variables_of_vllm_are_named_in_one_line(
 
 def test_the_defaults_are_not_touched() -> None:
     assert from_options({}) == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("given", "backends"),
+    [
+        (["--structured-outputs-config", '{"backend": "guidance"}'], ("guidance",)),
+        (["--structured-outputs-config.backend", "xgrammar"], ("xgrammar",)),
+        (["--guided-decoding-backend", "outlines:no-fallback"], ("outlines",)),
+        (["--grammar-backend", "llguidance"], ("llguidance",)),
+        (["--grammar-backend", "none"], ()),
+    ],
+)
+def test_backends_of_structured_output_have_the_names_of_other_engines(
+    given: list[str], backends: tuple[str, ...], served: Any
+) -> None:
+    assert tuple(served("m", *given)["structured_output_backends"] or ()) == backends
+
+
+@pytest.mark.parametrize("name", ["disable_any_whitespace", "disable_additional_properties"])
+def test_what_only_a_request_can_ask_of_a_schema(name: str, served: Any) -> None:
+    with pytest.raises(ConfigError, match=f"use the field `{name}` of a request"):
+        served("m", "--structured-outputs-config", f'{{"{name}": true}}')
