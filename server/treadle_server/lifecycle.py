@@ -14,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,9 +32,10 @@ from treadle_server.context import ServerContext
 from treadle_server.gateway import STOPPED
 from treadle_server.memory_watch import MemoryWatch
 from treadle_server.protocol import bounded, sweep
+from treadle_server.signals import Signals
 from treadle_server.stats_log import StatsLog
 
-__all__ = ("Lifecycle", "Signals")
+__all__ = ("Lifecycle",)
 
 log = logging.getLogger("treadle.server")
 
@@ -47,49 +47,6 @@ LOOK_SECONDS = 5.0
 """Seconds between two looks at the memory of the processes."""
 STOP_GRACE_SECONDS = 3.0
 """Seconds that stopped requests get to send their error."""
-
-
-class Signals:
-    """SIGTERM and SIGINT as two events: the first, and any further one."""
-
-    def __init__(self) -> None:
-        self.requested = asyncio.Event()
-        self.forced = asyncio.Event()
-        self.last = 0
-
-    @contextlib.contextmanager
-    def caught(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT)
-        for number in signals:
-            loop.add_signal_handler(number, self.take, number)
-        try:
-            yield
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
-
-    async def run_until_signal(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Run ``work`` and return ``True``; cancel it and return ``False`` if a signal comes first.
-
-        Raises the error of ``work``.
-        """
-        task = asyncio.create_task(work)
-        signal_task = asyncio.create_task(self.requested.wait())
-        try:
-            await asyncio.wait((task, signal_task), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-                return True
-            return False
-        finally:
-            for pending_task in (task, signal_task):
-                pending_task.cancel()
-            await asyncio.gather(task, signal_task, return_exceptions=True)
-
-    def take(self, number: int) -> None:
-        self.last = number
-        (self.forced if self.requested.is_set() else self.requested).set()
 
 
 class HttpServer(uvicorn.Server):

@@ -8,32 +8,32 @@ import logging
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
-from litestar.concurrency import set_asyncio_executor
 
 from treadle.config import EngineConfig
 from treadle.errors import EngineDeadError, PluginLoadError
 from treadle.processes.logs import steps
-from treadle.text.parser_plugins import PARSER_KINDS
-from treadle_server.banner import banner
 from treadle_server.batches.storage import check_files_dir
 from treadle_server.chat.thinking_budget import with_thinking_budget
 from treadle_server.config import ServerConfig
-from treadle_server.context import ServerContext
 from treadle_server.engine import Engine
 from treadle_server.exit_guard import EXIT_SECONDS, ExitGuard
-from treadle_server.lifecycle import Lifecycle, Signals
-from treadle_server.listen import bind, url_of
+from treadle_server.listen import bind
 from treadle_server.load_monitor import StartWitness, last_step, steps_folder
 from treadle_server.logs import SERVER, LogSettings
 from treadle_server.logs import start as start_logging
-from treadle_server.running import published
+from treadle_server.signals import Signals
 from treadle_server.threads import DaemonThreadPool
 from treadle_server.tls import check_tls
+
+if TYPE_CHECKING:
+    from treadle_server.lifecycle import Lifecycle
 
 __all__ = ("Startable", "serve", "serve_engine")
 
@@ -89,7 +89,6 @@ def _serve_engine(
     check_files_dir(server)
     bound = bind(server)
     threads = DaemonThreadPool()
-    set_asyncio_executor(cast("Any", threads))
     try:
         # Left last: closing the loop waits for tasks that plugins have started.
         with (
@@ -97,9 +96,10 @@ def _serve_engine(
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             runner.get_loop().set_default_executor(threads)
-            runner.run(_serve(build, server, bound, guard, witness))
+            runner.run(_serve(build, server, bound, guard, witness, threads))
     finally:
-        set_asyncio_executor(None)
+        if (concurrency := sys.modules.get("litestar.concurrency")) is not None:
+            concurrency.set_asyncio_executor(None)
         bound.close()
         if server.uds is not None:
             with contextlib.suppress(OSError):
@@ -112,6 +112,7 @@ async def _serve(
     bound: socket.socket,
     guard: ExitGuard,
     witness: StartWitness,
+    threads: DaemonThreadPool,
 ) -> None:
     signals = Signals()
     with signals.caught(), guard.listening():
@@ -120,18 +121,17 @@ async def _serve(
             started: list[Lifecycle] = []
 
             async def start() -> None:
-                started.append(await _start(engine, config, bound, signals))
+                started.append(await _start(engine, config, bound, signals, threads))
 
             if not await signals.run_until_signal(start()):
                 return
+            from treadle_server.application import run_lifecycle
+
             lifecycle = started[0]
             for handler in list(steps.handlers):
                 handler.close()
             witness.dismiss()
-            context = lifecycle.context
-            url = url_of(config, bound)
-            async with published(context, url):
-                await lifecycle.run(banner(context, url))
+            await run_lifecycle(lifecycle, config, bound)
         finally:
             await shut_down(engine)
         if signals.forced.is_set():
@@ -146,19 +146,21 @@ async def _serve(
 
 
 async def _start(
-    engine: Startable, config: ServerConfig, bound: socket.socket, signals: Signals
+    engine: Startable,
+    config: ServerConfig,
+    bound: socket.socket,
+    signals: Signals,
+    threads: DaemonThreadPool,
 ) -> Lifecycle:
-    """Start the engine, and build the application in a thread, as plugins edit it."""
-    await engine.start()
+    """Start the engine, and then the application, which is imported meanwhile."""
 
     def build() -> Lifecycle:
-        context = ServerContext(engine, config)
-        parsers = context.chat_processor.parser_plugins
-        for option, key in parsers.keys.items():
-            if key is not None:  # a wrong name stops the start, and not a request
-                parsers.open(PARSER_KINDS[option], key)
-        return Lifecycle(context, bound, signals)
+        from treadle_server.application import create_lifecycle
 
+        return create_lifecycle(engine, config, bound, signals, threads)
+
+    importing = asyncio.to_thread(import_module, "treadle_server.application")
+    await asyncio.gather(engine.start(), importing)
     return await asyncio.to_thread(build)
 
 

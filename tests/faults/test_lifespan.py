@@ -88,8 +88,9 @@ async def test_a_startup_that_hangs_can_be_ended(tmp_path: Path) -> None:
 async def _whole(engine: Any) -> None:
     from treadle_server.config import server_from_options
     from treadle_server.context import ServerContext
-    from treadle_server.lifecycle import Lifecycle, Signals
+    from treadle_server.lifecycle import Lifecycle
     from treadle_server.listen import bind
+    from treadle_server.signals import Signals
 
     config = server_from_options({"port": 0})
     bound, signals = bind(config), Signals()

@@ -15,8 +15,9 @@ from scripted import ScriptedEngine
 from treadle.text.parser_plugins import PARSER_KINDS
 from treadle_server.config import server_from_options
 from treadle_server.context import ServerContext
-from treadle_server.lifecycle import Lifecycle, Signals
+from treadle_server.lifecycle import Lifecycle
 from treadle_server.listen import bind
+from treadle_server.signals import Signals
 
 
 class Server:

@@ -38,7 +38,7 @@ RECURSION = "f = lambda: f(); f()"
 GUARD = """
 import asyncio, sys, threading, time, uvloop
 from treadle_server.exit_guard import ExitGuard
-from treadle_server.lifecycle import Signals
+from treadle_server.signals import Signals
 
 async def main(guard):
     signals = Signals()

@@ -18,10 +18,10 @@ from treadle.api.sampling_params import SamplingParams
 from treadle.errors import RequestError
 from treadle.text.chat import PreparedChat
 from treadle.text.parser_plugins import ParserPlugins
-from treadle_server.context import ServerContext
 
 if TYPE_CHECKING:
     from treadle.entrypoints.async_llm import AsyncLLM
+    from treadle_server.context import ServerContext
 
 __all__ = ("budgeted", "with_thinking_budget")
 
