@@ -90,6 +90,10 @@ COUNTERS = {
     "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "num_preemptions": ("num_preemptions", "Sequences that were preempted."),
     "integrity_faults": ("integrity_faults", "Violations found by the engine's self-check."),
+    "compilations_in_service": (
+        "compilations_in_service",
+        "Kernels that were compiled or read from disk after the start, while requests waited.",
+    ),
     "grammars_compiled": ("grammars_compiled", "Grammars that were compiled."),
     "grammars_failed": ("grammars_failed", "Grammars that could not be compiled."),
     "grammars_rejected": ("grammars_rejected", "Grammars that were refused: too many waited."),

@@ -12,23 +12,18 @@ import os
 import random
 import subprocess
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from treadle import LLM, SamplingParams
 from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.api.stats import CacheStats, EngineStats
 from treadle.config import LIBRARY_ENVIRONMENT, set_library_environment
-from treadle.sampling.features import Features
 from treadle.structured_output import compile_queue
 from treadle_server.child_processes import resident_bytes
 from treadle_server.metrics import Metrics
-from treadle_worker_kit import step_graphs
 
 ROOT = Path(__file__).parents[2]
 PAGES = 16
@@ -38,8 +33,6 @@ CLOSED = {
     "attributes": "protocols of plugins",
     "_class_of": "protocols of plugins",
     "_shared_layout": "widths of the model's heads",
-    "kernel_works": "types of the model's weights",
-    "_kernel_works": "types of the model's weights",
     "num_sms": "devices",
 }
 
@@ -70,12 +63,10 @@ FILL: dict[str, Callable[[LLM, int], None]] = {
     "grammars": new_grammars,
     "prefix_pages": new_prefixes,
 }
-NEEDS_A_GPU = {"sampling_graphs"}
-"""Filled by a test with the mark ``gpu``."""
 
 
 def test_every_cache_of_the_engine_is_filled_here(llm: LLM) -> None:
-    assert set(llm.stats.caches) == FILL.keys() | NEEDS_A_GPU
+    assert set(llm.stats.caches) == FILL.keys()
 
 
 @pytest.mark.parametrize("name", FILL)
@@ -184,45 +175,3 @@ def test_no_function_keeps_results_without_a_bound() -> None:
                 for name, _ in decorators(path.read_text()):
                     found[name] = str(path.relative_to(ROOT))
     assert found.keys() == CLOSED.keys(), sorted(found.items() ^ CLOSED.items())
-
-
-def test_the_graphs_used_longest_ago_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bookkeeping alone, which needs no device: captures and replays are counted."""
-    graphs = object.__new__(step_graphs.StepGraphs)
-    graphs._sampling = OrderedDict()
-    captured: list[int] = []
-
-    def capture(forward: SimpleNamespace, features: object, masked: bool) -> SimpleNamespace:
-        captured.append(forward.rows)
-        replay = SimpleNamespace(replay=lambda: None)
-        return SimpleNamespace(graph=replay, tokens=torch.full((4,), forward.rows))
-
-    monkeypatch.setattr(graphs, "_capture_sampling", capture)
-    bound = graphs.sampling_graphs.max_entries
-    always = SimpleNamespace(rows=0)
-    for rows in range(1, 10 * bound):
-        for forward in (SimpleNamespace(rows=rows), always):
-            tokens = graphs.sample(forward, 3, Features(greedy=True))  # type: ignore[arg-type]
-            assert tokens.tolist() == [forward.rows] * 3
-    assert graphs.sampling_graphs.entries == bound
-    assert captured.count(0) == 1
-
-
-@pytest.mark.gpu
-def test_graphs_of_sampling_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets of features beyond the bound are captured again, with the same tokens."""
-    monkeypatch.setattr(step_graphs, "MAX_SAMPLING_GRAPHS", 2)
-    kinds = [
-        {"temperature": 1.0, "seed": 1, **more}
-        for more in ({}, {"top_k": 20}, {"top_k": 100}, {"top_p": 0.9}, {"min_p": 0.1})
-    ]
-    with LLM(model="demo:treadle-demo", device="cuda", num_pages=64) as llm:
-
-        def tokens(kind: dict[str, float]) -> list[int]:
-            params = SamplingParams(max_tokens=8, ignore_eos=True, **kind)  # type: ignore[arg-type]
-            return llm.generate([[300, 301]], params, use_tqdm=False)[0].outputs[0].token_ids
-
-        first = [tokens(kind) for kind in kinds]
-        assert [tokens(kind) for kind in kinds] == first
-        held = llm.stats.caches["sampling_graphs"]
-    assert (held.entries, held.max_entries) == (2, 2)

@@ -36,6 +36,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Finished sequences by reason: stop, length, abort, error."""
     step_seconds: float = 0.0
     integrity_faults: int = 0
+    compilations_in_service: int = 0
+    """Kernels of Triton that were compiled or read from disk after the start."""
     num_grammars_waiting: int = 0
     grammars_compiled: int = 0
     grammars_failed: int = 0

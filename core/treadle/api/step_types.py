@@ -9,7 +9,6 @@ from __future__ import annotations
 import msgspec
 
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.stats import CacheStats
 
 __all__ = (
     "EngineInfo",
@@ -143,4 +142,5 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     row_errors: dict[int, str] = {}
     """Errors of logits processors, for rows in ``invalid_rows``."""
-    sampling_graphs: CacheStats = CacheStats(0, 0)
+    compilations: int = 0
+    """``EngineStats.compilations_in_service`` until now, of the rank that answers."""

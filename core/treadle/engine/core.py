@@ -59,7 +59,7 @@ class EngineCore:
         self._steps = 0
         self._step_seconds = 0.0
         self._integrity_faults = 0
-        self._sampling_graphs = CacheStats(0, 0)
+        self._compilations = 0
         self._closed = False
 
     def _start(self) -> None:
@@ -212,8 +212,7 @@ class EngineCore:
         if fault is not None and self.plugins.switches.strict:
             raise strict_error(fault)
         self._steps += 1
-        if result.sampling_graphs.entries:
-            self._sampling_graphs = result.sampling_graphs
+        self._compilations = max(self._compilations, result.compilations)
         return self.scheduler.update_from_output(result)
 
     def _grammar_output(self) -> GrammarOutput | None:
@@ -280,6 +279,7 @@ class EngineCore:
             finished=dict(counters.finished),
             step_seconds=self._step_seconds,
             integrity_faults=self._integrity_faults,
+            compilations_in_service=self._compilations,
             num_grammars_waiting=self._structured_output.queue.num_pending,
             grammars_compiled=self._structured_output.queue.num_compiled,
             grammars_failed=self._structured_output.queue.num_failed,
@@ -290,7 +290,6 @@ class EngineCore:
             caches={
                 "grammars": self._structured_output.queue.cache_stats,
                 "prefix_pages": CacheStats(sum(p.num_cached for p in pools), num_pages),
-                "sampling_graphs": self._sampling_graphs,
             },
         )
 

@@ -7,7 +7,6 @@ from typing import Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
-from treadle.api.stats import CacheStats
 from treadle.api.step_types import SchedulerOutput
 from treadle.sampling.features import Features
 
@@ -43,7 +42,3 @@ class StepGraphs(Protocol[Captured]):
     ) -> Tensor:
         """Replay sampling after ``forward``. Return tokens ``[rows]``, from ``flag_invalid``. ``masks`` are
         rows of the step, int64 ``[n]``, and the bitmask of each, int32 ``[n, words]``."""
-
-    @property
-    def sampling_graphs(self) -> CacheStats:
-        """How many sets of sampling features are captured."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +74,8 @@ class ModelRunner:
         """The forward pass of steps that ``graphs`` do not hold; whoever starts the runner may set it."""
         self.graphs: StepGraphs[Any] | None = None
         """What replays steps; whoever starts the runner may set it."""
+        self.count_compilations: Callable[[], int] = int
+        """Returns how many kernels were compiled since the start; whoever starts the runner may set it."""
         self._attention = loaded.attention
         self.device = loaded.device
         self.info = loaded.info
@@ -203,7 +205,6 @@ class ModelRunner:
             features = self.sampler.features(rows.slots_cpu)
             if features is not None:
                 tokens = self.graphs.sample(rows.captured, len(rows.rows), features, masks)
-                pending.sampling_graphs = self.graphs.sampling_graphs
                 pending.sampled(rows.rows, rows.slots_cpu, tokens)
                 return
         bitmask_rows, bitmask = (None, None) if masks is None else self.packer.upload(*masks)
@@ -322,7 +323,7 @@ class ModelRunner:
     def get_output(self) -> ModelRunnerOutput:
         """Wait for the oldest step in flight and return its output."""
         pending = self._pending.popleft()
-        result = pending.result()
+        result = pending.result(self.count_compilations())
         for i in pending.is_edited.keys() & set(result.invalid_rows) - result.row_errors.keys():
             guards = [self._processor_guards[name] for name in pending.is_edited[i]]
             for guard in guards:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treadle.api.stats import CacheStats
 from treadle.api.step_types import ModelRunnerOutput, TokenLogprobs
 from treadle.sampling.logprobs import Logprobs
 
@@ -35,7 +34,6 @@ class InFlightOutput:
         """Errors of logits processors, by index into the tokens."""
         self.is_edited: dict[int, list[str]] = {}
         """Names of the logits processors that have edited a row, by index into the tokens."""
-        self.sampling_graphs = CacheStats(0, 0)
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
     def sampled(
@@ -56,7 +54,7 @@ class InFlightOutput:
         if self._event is not None:
             self._event.record()
 
-    def result(self) -> ModelRunnerOutput:
+    def result(self, compilations: int) -> ModelRunnerOutput:
         if self._event is not None:
             self._event.synchronize()
         logprobs: dict[int, TokenLogprobs] = {}
@@ -72,5 +70,5 @@ class InFlightOutput:
             prompt_logprobs={row: values.to_host() for row, values in self._prompts},
             invalid_rows=sorted({*invalid_rows, *self.row_errors}),
             row_errors=self.row_errors,
-            sampling_graphs=self.sampling_graphs,
+            compilations=compilations,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from msgspec.structs import replace
@@ -66,12 +67,19 @@ def _capture_steps(
     most = min(MAX_PROMPT_TOKENS, limits.max_num_batched_tokens)
     while most > limits.max_num_seqs and not _never_waits(graphs.warm_up, most, stages):
         most //= 2
-    sizes = bucket_sizes(max(limits.max_num_seqs, most))
-    for rows in tqdm(sizes[::-1], desc="Capturing CUDA graphs", unit="size", leave=False):
+    sizes, most_decodes = _step_sizes(limits, most)
+    for rows in tqdm(sizes, desc="Capturing CUDA graphs", unit="size", leave=False):
         stages.step(f"{rows} rows")
-        _warm_up(graphs.warm_up, rows, stages)
-        graphs.capture(rows)
-    runner.info = replace(runner.info, max_graph_tokens=sizes[-1])
+        with_sampling = rows <= most_decodes
+        _warm_up(partial(graphs.warm_up, with_sampling=with_sampling), rows, stages)
+        graphs.capture(rows, with_sampling=with_sampling)
+    runner.info = replace(runner.info, max_graph_tokens=sizes[0])
+
+
+def _step_sizes(limits: SchedulerConfig, most: int) -> tuple[list[int], int]:
+    """Return the sizes of whole steps, the largest first, and the largest of those that only decode."""
+    sizes = bucket_sizes(max(limits.max_num_seqs, most))[::-1]
+    return sizes, min(size for size in sizes if size >= limits.max_num_seqs)
 
 
 def _capture_pieces(

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from treadle.api.attention import KernelRequest
 from treadle.api.devices import device_info
 from treadle.api.kinds import KERNEL_OPS
-from treadle.api.stats import CacheStats
 from treadle.api.step_types import SchedulerOutput
 from treadle.config import EngineConfig
 from treadle.errors import TreadleError
@@ -101,10 +100,6 @@ class ProgramSteps:
         self._sampler = runner.sampler
         self._last_tokens = runner.last_tokens
         self._vocab_size = runner.info.vocab_size
-
-    @property
-    def sampling_graphs(self) -> CacheStats:
-        return CacheStats(0, 0)
 
     def find(self, step: SchedulerOutput) -> ProgramStep:
         """Return the inputs of a step; a program runs every step."""

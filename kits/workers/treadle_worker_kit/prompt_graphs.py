@@ -8,10 +8,8 @@ is rounded up to that of a graph.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +22,13 @@ from treadle.api.attention import (
 from treadle.runner.attention import AttentionGroup, build_metadata
 from treadle.runner.model_runner import LoadedModel
 from treadle_layers_kit import Attention
+from treadle_worker_kit.graph_capture import Pieces, alias
 
 __all__ = ("PromptGraphs",)
 
 MAX_PADDING = 1.25
 """Tokens that a graph of more than ``MIN_TOKENS`` may compute, for each of the step."""
 MIN_TOKENS = 640
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 @dataclass(slots=True)
@@ -81,6 +79,7 @@ class PromptGraphs:
         self._device = loaded.device
         self._max_rows = max_rows
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(self._device)  # memory is reused within a stream
         self._captured: dict[int, CapturedPrompt] = {}
         self._inputs: dict[int, Inputs] = {}
         self._outs: dict[int, Tensor] = {}
@@ -132,7 +131,6 @@ class PromptGraphs:
 
         One that attends otherwise than by the layers of the kit does not.
         """
-        stream = torch.cuda.Stream(self._device)
         calls: list[AttentionCall] = []
 
         def attend(layer: Attention, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
@@ -143,9 +141,8 @@ class PromptGraphs:
 
         inputs = self._inputs_of(tokens)
         inputs.forward_ctx.attend = attend
-        torch.cuda.synchronize(self._device)
-        pieces = Pieces(self._pool)
-        with torch.cuda.stream(stream), pieces.capturing():
+        pieces = Pieces(self._pool, self._stream)
+        with pieces.capturing():
             hidden = self._model.forward(inputs.ids, inputs.positions, inputs.forward_ctx)
         torch.cuda.synchronize(self._device)
         if len(calls) != self._num_layers:
@@ -196,45 +193,3 @@ class PromptGraphs:
             for group, metadata in zip(self._attention, forward_ctx.attn_metadata, strict=True)
         ]
         return Inputs(zeros(tokens), zeros(tokens), indices, forward_ctx, mappings)
-
-
-class Pieces:
-    """CUDA graphs that are captured one after the other, of one memory pool."""
-
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-        self.graphs: list[torch.cuda.CUDAGraph] = []
-
-    @contextlib.contextmanager
-    def capturing(self) -> Iterator[None]:
-        """Capture what is launched within. Raises ``RuntimeError`` for what no graph holds."""
-        self._begin()
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(RuntimeError):
-                self.graphs[-1].capture_end()
-            raise
-        self.graphs[-1].capture_end()
-
-    def next(self) -> None:
-        """End a piece and begin the next."""
-        self.graphs[-1].capture_end()
-        self._begin()
-
-    def _begin(self) -> None:
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        self.graphs.append(graph)
-
-
-class _Memory:
-    def __init__(self, interface: dict[str, object]) -> None:
-        self.__cuda_array_interface__ = interface
-
-
-def alias(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same memory that does not keep it: the next piece may use it again."""
-    integers = tensor.view(INTEGERS[tensor.element_size()])
-    memory = _Memory(integers.__cuda_array_interface__)
-    return torch.as_tensor(memory, device=tensor.device).view(tensor.dtype)

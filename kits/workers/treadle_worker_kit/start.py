@@ -9,6 +9,7 @@ from treadle.plugins import PluginManager
 from treadle.runner.model_runner import ModelRunner
 from treadle_layers_kit import SingleRankCommunicator
 from treadle_worker_kit.capture import capture_graphs
+from treadle_worker_kit.compilations import Compilations
 from treadle_worker_kit.decode_steps import DecodeSteps
 from treadle_worker_kit.download import DownloadProgress
 from treadle_worker_kit.load import load_model
@@ -64,6 +65,8 @@ def start_runner(
                         run_step(runner, step)
                 stages.meet()
                 run_step(runner, step)
+    if loaded.device.type == "cuda":
+        runner.count_compilations = Compilations().count
     report[:0] = memory_lines(config, loaded.info, usage)
     report.append(stage_line(stages.seconds))
     return runner

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from treadle.api.attention import CommonAttentionMetadata, MaskKind
-from treadle.api.stats import CacheStats
 from treadle.api.step_types import SchedulerOutput
 from treadle.runner.attention import AttentionGroup, build_metadata
 from treadle.runner.inputs import expand_tokens
 from treadle.runner.model_runner import ModelRunner
 from treadle.runner.outputs import flag_invalid
 from treadle.sampling.features import Features
+from treadle.sampling.thresholds import HEAD
+from treadle_worker_kit.graph_capture import Pieces, alias
 
 __all__ = ("StepGraphs",)
 
-# Clients choose the features, so there may be as many as sizes times sets of features.
-MAX_SAMPLING_GRAPHS = 256
+FILTERED = Features(greedy=True, random=True, top_k=32, top_p=True, min_p=True)
+SAMPLING = (
+    Features(greedy=True),
+    Features(random=True),
+    Features(greedy=True, random=True),
+    FILTERED,
+    replace(FILTERED, top_k=HEAD),
+    replace(FILTERED, top_k=HEAD, long_top_p=True),
+    replace(FILTERED, top_k=HEAD + 1, long_top_p=True),
+)
+"""The sets of features that sampling is captured for, the cheapest first; the last one has all features.
+Clients choose among far more, and each of these is served by the first set that has all of its features."""
 
 MAX_PROMPT_READS = 2**18
 """Keys that the prompt tokens of a captured step may read in each layer. A captured row attends alone, so
@@ -40,7 +50,10 @@ class CapturedForward:
     # first half)
     query_start_loc: Tensor  # int32 [rows + 1]: 0, 1, …; constant, read by every replay
     graph: torch.cuda.CUDAGraph
-    logits: Tensor  # [rows, vocab]
+    logits: Tensor  # [rows, vocab], in memory that the other sizes use, too
+    mask: torch.cuda.CUDAGraph | None = None
+    """Masks the logits; ``None`` for a size that no step has which only decodes."""
+    sampling: list[CapturedSampling] = field(default_factory=list)  # as ``SAMPLING``
 
 
 @dataclass(slots=True)
@@ -56,8 +69,8 @@ class StepGraphs:
 
     A step of ``n`` tokens replays the smallest captured size of at least ``n``; the other rows use
     the padding slot. A layer writes the keys of all rows before it attends, so that the tokens of a
-    prompt can be rows of one slot. Sampling is captured separately, for steps that only decode, when
-    a set of features first occurs: there are many sets, and each has only a few kernels.
+    prompt can be rows of one slot. Sampling is captured separately, for steps that only decode, and
+    for a few sets of features.
     """
 
     def __init__(self, runner: ModelRunner, attention: Sequence[AttentionGroup]) -> None:
@@ -78,28 +91,48 @@ class StepGraphs:
             group.request.mask in (MaskKind.CAUSAL, MaskKind.SLIDING) for group in attention
         )
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(self._device)  # memory is reused within a stream
         self._captured: dict[int, CapturedForward] = {}
-        self._sampling: OrderedDict[tuple[int, Features, bool], CapturedSampling] = OrderedDict()
+        self._sizes: list[int] = []
         words = runner.sampler.vocab_size // 32 + 1
         self._bitmask = torch.empty(0, words, dtype=torch.int32, device=self._device)
-        self._sizes: list[int] = []
 
     # ----------------------------------------------------------------------------- capture
 
     @torch.inference_mode()
-    def warm_up(self, rows: int) -> None:
+    def warm_up(self, rows: int, *, with_sampling: bool = False) -> None:
         """Run a step of ``rows`` decodes, to compile kernels and create handles of libraries."""
-        self._forward(*self._create_inputs(rows))
+        inputs, starts = self._create_inputs(rows)
+        logits = self._forward(inputs, starts)
+        if with_sampling:
+            self._sampler.bitmask_op(logits, self._masks(rows))
+            for features in SAMPLING:
+                if not (features.filters and self._captured):  # filters are torch's: once is enough
+                    self._sample(inputs, logits, features)
         torch.cuda.synchronize(self._device)
 
     @torch.inference_mode()
-    def capture(self, rows: int) -> None:
-        """Capture the forward pass of a size. With the largest first, all share its memory."""
+    def capture(self, rows: int, *, with_sampling: bool) -> None:
+        """Capture a size: its forward pass and, for steps that only decode, its sampling.
+
+        The largest comes first: all share its memory.
+        """
         inputs, starts = self._create_inputs(rows)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        pieces = Pieces(self._pool, self._stream)
+        with pieces.capturing():
             logits = self._forward(inputs, starts)
-        self._captured[rows] = CapturedForward(rows, inputs, starts, graph, logits)
+        captured = CapturedForward(rows, inputs, starts, pieces.graphs[0], alias(logits))
+        if with_sampling:
+            masking = Pieces(self._pool, self._stream)
+            with masking.capturing():
+                self._sampler.bitmask_op(logits, self._masks(rows))
+            captured.mask = masking.graphs[0]
+            for features in SAMPLING:
+                sampling = Pieces(self._pool, self._stream)
+                with sampling.capturing():
+                    tokens = self._sample(inputs, logits, features)
+                captured.sampling.append(CapturedSampling(sampling.graphs[0], tokens))
+        self._captured[rows] = captured
         self._sizes = sorted(self._captured)
 
     def _create_inputs(self, rows: int) -> tuple[Tensor, Tensor]:
@@ -139,30 +172,19 @@ class StepGraphs:
         ids = self._last_tokens.index_select(0, id_indices)
         return self._model.compute_logits(self._model.forward(ids, positions, forward_ctx))
 
-    def _capture_sampling(
-        self, captured: CapturedForward, features: Features, masked: bool
-    ) -> CapturedSampling:
-        self._sample(captured, features, masked)
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            tokens = self._sample(captured, features, masked)
-        return CapturedSampling(graph, tokens)
-
-    def _sample(self, captured: CapturedForward, features: Features, masked: bool) -> Tensor:
-        slots, positions = captured.inputs[0], captured.inputs[1]
-        bitmask = self._bitmask[: captured.rows] if masked else None
-        tokens, invalid = self._sampler.sample_graphable(
-            captured.logits, slots, positions + 1, features, bitmask
-        )
+    def _sample(self, inputs: Tensor, logits: Tensor, features: Features) -> Tensor:
+        slots, positions = inputs[:2]
+        tokens, invalid = self._sampler.sample_graphable(logits, slots, positions + 1, features)
         self._last_tokens.index_copy_(0, slots, tokens)
         return flag_invalid(tokens, invalid)
 
-    # ------------------------------------------------------------------------------ replay
+    def _masks(self, rows: int) -> Tensor:
+        """Return where graphs read masks, int32 ``[rows, words]``. The largest size comes first."""
+        if not len(self._bitmask):
+            self._bitmask = self._bitmask.new_full((rows, self._bitmask.shape[1]), -1)
+        return self._bitmask[:rows]
 
-    @property
-    def sampling_graphs(self) -> CacheStats:
-        return CacheStats(len(self._sampling), MAX_SAMPLING_GRAPHS)
+    # ------------------------------------------------------------------------------ replay
 
     def find(self, step: SchedulerOutput) -> CapturedForward | None:
         """Return the smallest captured step that has a row for each token, or ``None``."""
@@ -208,23 +230,16 @@ class StepGraphs:
 
         ``masks`` are rows of the step, int64 ``[n]``, and the bitmask of each, int32 ``[n, words]``.
         """
-        if masks is not None:
+        if masks is not None and captured.mask is not None:
             self._write_bitmask(rows, *masks)
-        key = (captured.rows, features, masks is not None)
-        if key not in self._sampling:
-            self._sampling[key] = self._capture_sampling(captured, features, masks is not None)
-            if len(self._sampling) > MAX_SAMPLING_GRAPHS:
-                self._sampling.popitem(last=False)
-            # The warm-up before the capture has sampled already; the replay writes the same tokens.
-        self._sampling.move_to_end(key)
-        sampling = self._sampling[key]
+            captured.mask.replay()
+        index = next(i for i, kept in enumerate(SAMPLING) if kept | features == kept)
+        sampling = captured.sampling[index]
         sampling.graph.replay()
         return sampling.tokens[:rows]
 
     def _write_bitmask(self, rows: int, indices: np.ndarray, masks: np.ndarray) -> None:
         """Copy the masks to where the graphs read them; the other rows may have every token."""
-        if not len(self._bitmask):
-            self._bitmask = self._bitmask.new_full((self._sizes[-1], self._bitmask.shape[1]), -1)
         if len(indices) == rows and masks.flags.writeable:
             # Of this process, where masks are filled into pinned memory.
             self._bitmask[:rows].copy_(torch.from_numpy(masks), non_blocking=True)

@@ -1,0 +1,61 @@
+"""CUDA graphs: captured one after the other into one memory pool, and tensors that lie in it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ("Pieces", "alias")
+
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+class Pieces:
+    """CUDA graphs that are captured one after the other, of one memory pool.
+
+    ``torch.cuda.graph`` would wait for the device and empty the cache of its allocator each time.
+    """
+
+    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
+        self._pool, self._stream = pool, stream
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Capture what is launched within. Raises ``RuntimeError`` for what no graph holds."""
+        torch.cuda.synchronize(self._stream.device)
+        with torch.cuda.stream(self._stream):
+            self._begin()
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(RuntimeError):
+                    self.graphs[-1].capture_end()
+                raise
+            self.graphs[-1].capture_end()
+
+    def next(self) -> None:
+        """End a piece and begin the next."""
+        self.graphs[-1].capture_end()
+        self._begin()
+
+    def _begin(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self.graphs.append(graph)
+
+
+class _Memory:
+    def __init__(self, interface: dict[str, object]) -> None:
+        self.__cuda_array_interface__ = interface
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same memory that does not keep it: the next capture may use it again."""
+    integers = tensor.view(INTEGERS[tensor.element_size()])
+    memory = _Memory(integers.__cuda_array_interface__)
+    return torch.as_tensor(memory, device=tensor.device).view(tensor.dtype)
