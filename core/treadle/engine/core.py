@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from treadle.api.kinds import EXECUTORS, LOGITS_PROCESSORS, SCHEDULING_POLICIES, STAT_LOGGERS
 from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.stats import CacheStats, EngineStats
-from treadle.api.step_types import EngineInfo, GrammarOutput
+from treadle.api.step_types import EngineInfo, SchedulerOutput
 from treadle.cache import KVCacheManager
 from treadle.config import EngineConfig
 from treadle.engine.extensions import ConfiguredExtensions
@@ -60,6 +60,7 @@ class EngineCore:
         self._step_seconds = 0.0
         self._integrity_faults = 0
         self._compilations = 0
+        self._launched: SchedulerOutput | None = None  # the next step, if it runs already
         self._closed = False
 
     def _start(self) -> None:
@@ -180,19 +181,26 @@ class EngineCore:
         """Launch the next step, get the oldest output, and return the new tokens."""
         start_time = time.perf_counter()
         outputs = self._admit_compiled() if self._waiting_for_grammar else []
-        scheduler_output = self.scheduler.schedule()
+        launched, self._launched = self._launched, None
+        scheduler_output = launched or self.scheduler.schedule()
         if self.scheduler.pending_outputs:
             outputs += self.scheduler.pending_outputs
             self.scheduler.pending_outputs = []
-        if scheduler_output is not None:
+        if scheduler_output is not None and launched is None:
             self._executor.execute_model(scheduler_output)
         if scheduler_output is not None and scheduler_output.defer_sampling:
             # Bitmasks depend on the previous step's tokens, so get its output first. The forward
-            # pass of this step already runs meanwhile.
+            # pass of this step already runs meanwhile, and that of the next one follows at once.
             if self.scheduler.in_flight > 1:
                 outputs += self._get_output()
-            self._executor.sample_tokens(self._grammar_output())
-            if not self.info.num_async_steps:
+            rows = self.scheduler.grammar_rows()
+            if self.info.num_async_steps:
+                self._launched = self.scheduler.schedule()
+            masks = self._structured_output.fill_bitmasks(rows) if rows else None
+            self._executor.sample_tokens(masks)
+            if self._launched is not None:
+                self._executor.execute_model(self._launched)
+            elif not self.info.num_async_steps:
                 outputs += self._get_output()
         elif self.scheduler.in_flight > (
             self.info.num_async_steps if scheduler_output is not None else 0
@@ -214,11 +222,6 @@ class EngineCore:
         self._steps += 1
         self._compilations = max(self._compilations, result.compilations)
         return self.scheduler.update_from_output(result)
-
-    def _grammar_output(self) -> GrammarOutput | None:
-        """Return the bitmasks of the newest step, or ``None`` if no row needs one."""
-        rows = self.scheduler.grammar_rows()
-        return self._structured_output.fill_bitmasks(rows) if rows else None
 
     def _admit_compiled(self) -> list[TokenOutput]:
         """Queue the sequences with a compiled grammar; return errors of failed compilations."""

@@ -194,6 +194,8 @@ class ModelRunner:
     def _sample(
         self, pending: InFlightOutput, rows: SampleRows, grammar_output: GrammarOutput | None = None
     ) -> None:
+        if self._histories:  # of now: the next step may give a slot to another sequence
+            pending.histories = [self._histories.get(slot) for slot in rows.slots_cpu]
         masks = None
         if grammar_output is not None and grammar_output.rows:
             words = np.frombuffer(grammar_output.bitmask, dtype=np.int32)
@@ -205,7 +207,7 @@ class ModelRunner:
             features = self.sampler.features(rows.slots_cpu)
             if features is not None:
                 tokens = self.graphs.sample(rows.captured, len(rows.rows), features, masks)
-                pending.sampled(rows.rows, rows.slots_cpu, tokens)
+                pending.sampled(rows.rows, tokens)
                 return
         bitmask_rows, bitmask = (None, None) if masks is None else self.packer.upload(*masks)
         output = self.sampler.sample(
@@ -219,7 +221,7 @@ class ModelRunner:
         )
         self.last_tokens.index_copy_(0, rows.slots, output.token_ids)
         tokens = flag_invalid(output.token_ids, output.invalid)
-        pending.sampled(rows.rows, rows.slots_cpu, tokens, output.logprobs)
+        pending.sampled(rows.rows, tokens, output.logprobs)
 
     def _apply_processors(self, rows: SampleRows, pending: InFlightOutput) -> SampleRows:
         """Apply the logits processors that the rows' requests name.
@@ -332,8 +334,7 @@ class ModelRunner:
             result.row_errors[i] = (
                 f"{ids} left no token to sample: the logits are NaN or all masked"
             )
-        if self._histories:
-            for slot, token in zip(pending.slots, result.sampled_token_ids, strict=True):
-                if slot in self._histories:
-                    self._histories[slot].append(token)
+        for history, token in zip(pending.histories, result.sampled_token_ids, strict=False):
+            if history is not None:
+                history.append(token)
         return result

@@ -25,7 +25,8 @@ class InFlightOutput:
 
     def __init__(self, step_id: int, device: torch.device) -> None:
         self._id = step_id
-        self.slots: list[int] = []
+        self.histories: list[list[int] | None] = []
+        """Of the sampled rows: the ids that a logits processor sees, which gain a token each."""
         self._rows: list[int] = []
         self._tokens: Tensor | None = None
         self._logprobs: Logprobs | None = None
@@ -36,12 +37,9 @@ class InFlightOutput:
         """Names of the logits processors that have edited a row, by index into the tokens."""
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
-    def sampled(
-        self, rows: list[int], slots: list[int], tokens: Tensor, logprobs: Logprobs | None = None
-    ) -> None:
+    def sampled(self, rows: list[int], tokens: Tensor, logprobs: Logprobs | None = None) -> None:
         """Start copying ``tokens`` (see ``flag_invalid``) of ``rows`` of the scheduler output."""
         self._rows = rows
-        self.slots = slots
         # torch copies to pinned memory if the copy is non-blocking.
         self._tokens = tokens.to("cpu", non_blocking=True)
         self._logprobs = None if logprobs is None else logprobs.cpu()
