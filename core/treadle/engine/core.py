@@ -103,9 +103,9 @@ class EngineCore:
         except TreadleError as error:
             log.error("%s", error, exc_info=error)
 
-    def add_request(self, request: EngineRequest) -> None:
+    def add_request(self, request: EngineRequest, *, is_checked: bool = False) -> None:
         """Queue a request. Raises as ``validate`` does, and ``QueueFullError`` if too many wait."""
-        self.validate(request)
+        self.validate(request, is_checked=is_checked)
         if request.id in self.scheduler.sequences or request.id in self._waiting_for_grammar:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         waiting = len(self.scheduler.waiting) + len(self._waiting_for_grammar)
@@ -136,9 +136,11 @@ class EngineCore:
             failed = TokenOutput(sequence.id, [], "error", error=str(error))
             self.scheduler.pending_outputs.append(failed)
 
-    def validate(self, request: EngineRequest) -> None:
-        """Raise ``RequestError`` if it is invalid, ``PluginLoadError`` if a plugin fails."""
-        check_request(request, self.info)
+    def validate(self, request: EngineRequest, *, is_checked: bool = False) -> None:
+        """Raise ``RequestError`` if it is invalid, ``PluginLoadError`` if a plugin fails. ``is_checked``
+        if ``check_request`` has been called, which looks at each id of a prompt."""
+        if not is_checked:
+            check_request(request, self.info)
         if request.params.structured_outputs is not None:
             self._structured_output.validate(request.params.structured_outputs)
         for name, arguments in (request.params.extra_args or {}).items():

@@ -267,7 +267,7 @@ class LLM:
         self._check_alive()
         with self._core_alive():
             for request in prepared:
-                self._core.validate(request.sequences[0])
+                self._core.validate(request.sequences[0], is_checked=True)
 
         try:
             for request in prepared:
@@ -328,7 +328,7 @@ class LLM:
             label = self._outputs.request_of(request.id)
             if label is not None:  # else it was ended before it began
                 try:
-                    self._core.add_request(request)
+                    self._core.add_request(request, is_checked=True)
                 except QueueFullError:
                     return  # the rest waits here instead of in the engine
                 except (RequestError, PluginLoadError) as error:

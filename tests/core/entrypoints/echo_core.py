@@ -41,7 +41,7 @@ class EchoCore:
         self.running: dict[str, tuple[EngineRequest, int]] = {}
         self.steps = self.generated = 0
 
-    def add_request(self, request: EngineRequest) -> None:
+    def add_request(self, request: EngineRequest, *, is_checked: bool = False) -> None:
         check_request(request, self.info)
         if request.prompt_ids[0] == FULL:
             raise QueueFullError("the queue is full")

@@ -292,10 +292,10 @@ def test_an_interrupt_comes_after_the_step_and_leaves_the_engine_usable(
 def test_what_the_engine_refuses_raises(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     add = llm._core.add_request
 
-    def picky(request: Any) -> None:
+    def picky(request: Any, **options: Any) -> None:
         if request.prompt_ids == [1, 2, 3] and request.index == 1:
             raise RequestError("the grammar is too large", param="structured_outputs")
-        add(request)
+        add(request, **options)
 
     monkeypatch.setattr(llm._core, "add_request", picky)
     with pytest.raises(RequestError, match="too large") as error:
