@@ -15,6 +15,7 @@ from treadle.errors import TreadleError
 from treadle.runner.model_runner import LoadedModel, ModelRunner
 from treadle_worker_kit.memory import MemoryUsage
 from treadle_worker_kit.prompt_graphs import PromptGraphs
+from treadle_worker_kit.sampler_kernels import sampling_in_vain
 from treadle_worker_kit.stages import StartStages
 from treadle_worker_kit.step_graphs import StepGraphs
 
@@ -65,6 +66,10 @@ def _capture_steps(
     """Capture whole steps: those of as many decodes as may be, and more if the model lets them."""
     graphs = runner.graphs = StepGraphs(runner, loaded.attention)
     most = min(MAX_PROMPT_TOKENS, limits.max_num_batched_tokens)
+    with stages.ahead() as compiles, sampling_in_vain(runner.sampler):
+        sizes, most_decodes = _step_sizes(limits, most)
+        for rows in sizes if compiles else ():
+            graphs.warm_up(rows, with_sampling=rows <= most_decodes)
     while most > limits.max_num_seqs and not _never_waits(graphs.warm_up, most, stages):
         most //= 2
     sizes, most_decodes = _step_sizes(limits, most)
@@ -88,6 +93,9 @@ def _capture_pieces(
     """Capture steps with prompts in pieces, and return whether the model lets them be captured."""
     graphs = PromptGraphs(loaded, limits.max_num_seqs)
     sizes = [size for size in PIECE_TOKENS if size <= limits.max_num_batched_tokens]
+    with stages.ahead() as compiles:
+        for tokens in sizes[::-1] if compiles else ():
+            graphs.warm_up(tokens)
     for tokens in sizes[::-1]:
         stages.step(f"{tokens} tokens")
         if tokens == sizes[-1] and not _never_waits(graphs.warm_up, tokens, stages):

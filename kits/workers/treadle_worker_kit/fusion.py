@@ -55,6 +55,17 @@ def kernel_finder(plugins: PluginManager) -> FindKernel:
     return lambda op, request: plugins.best_offer(KERNEL_OPS, op=op, request=request)
 
 
+def try_kernels(model: nn.Module, find_kernel: FindKernel, device: DeviceInfo, dtype: str) -> None:
+    """Load each kernel that ``apply_fusions`` may use, so that those that are tried are compiled."""
+    tried = set()
+    for site in kernel_sites(model):
+        for op, sizes in zip(site.ops, site.sizes, strict=False):
+            key = (op, *sorted(sizes.items()))
+            if key not in tried and (offer := find_kernel(op, KernelRequest(device, dtype, sizes))):
+                offer.load()
+            tried.add(key)
+
+
 def apply_fusions(
     model: nn.Module, find_kernel: FindKernel, device: DeviceInfo, dtype: str
 ) -> FusionReport:

@@ -22,7 +22,7 @@ from treadle_worker_kit.attention import AttentionLayers
 from treadle_worker_kit.budget import MemoryBudget
 from treadle_worker_kit.build import build_model
 from treadle_worker_kit.device import pick_device
-from treadle_worker_kit.fusion import apply_fusions, kernel_finder
+from treadle_worker_kit.fusion import apply_fusions, kernel_finder, try_kernels
 from treadle_worker_kit.memory import (
     MemoryUsage,
     cache_advice,
@@ -65,6 +65,7 @@ def load_model(
         device = pick_device(config.device.device, tp_group.rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
+            stages.compiler.open()
         elif config.device.cpu_threads is not None:
             torch.set_num_threads(config.device.cpu_threads)
         _, hf_config = read_config(files, plugins, options.hf_overrides)
@@ -75,6 +76,15 @@ def load_model(
         attention = AttentionLayers(config, plugins, info)
         usage = MemoryUsage(total=info.memory or 0)
         base_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+    def before_weights(model: torch.nn.Module) -> None:
+        """Whatever needs only the shapes of the empty model."""
+        with stages.ahead(always=True) as compiles:
+            if compiles:
+                try_kernels(model, kernel_finder(plugins), info, dtype_name(dtype))
+        if prepare is not None:
+            prepare(model, device, dtype_name(dtype))
+
     advice = "use a larger tensor_parallel_size, a quantized checkpoint, or quantization=fp8"
     with (
         stages.stage("weights"),
@@ -94,7 +104,7 @@ def load_model(
             seed=options.seed,
             progress=stages.alive,
             building=MemoryBudget(files, device),
-            prepare=prepare and (lambda model: prepare(model, device, dtype_name(dtype))),
+            prepare=before_weights,
         )
     with stages.stage("cache"):
         guarded: Any = plugins.guarded(MODELS, spec.architecture, model, "CausalModel")
@@ -202,6 +212,9 @@ def _measure_activations(
 ) -> int:
     """Measure the peak bytes of a step with the maximum number of tokens, on null pages."""
     attention.allocate([2] * len(attention.cache_groups), device, model)
+    with stages.ahead(always=True) as compiles:
+        if compiles:
+            _largest_step(config, model, attention, device)
     with stages.dry_run() as compiles:
         if compiles:
             _largest_step(config, model, attention, device)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from treadle.api.communicators import Communicator
 from treadle.errors import EngineError
 from treadle_layers_kit import SingleRankCommunicator, dry_run
+from treadle_triton_kit.compile_ahead import CompileAhead
 
 __all__ = ("DOWNLOAD", "Announce", "StartStages")
 
@@ -39,6 +40,7 @@ class StartStages:
         self, tp_group: Communicator | None = None, announce: Announce | None = None
     ) -> None:
         self.seconds: dict[str, float] = {}
+        self.compiler = CompileAhead()
         self._tp_group = tp_group or SingleRankCommunicator()
         self._announce = announce or (lambda stage: None)
         self._stage = self._step = ""
@@ -88,6 +90,19 @@ class StartStages:
         with dry_run(self._tp_group) as compiles:
             yield compiles
         self.meet()
+
+    @contextmanager
+    def ahead(self, *, always: bool = False) -> Iterator[bool]:
+        """Compile what follows in threads, by running it in vain (``CompileAhead``).
+
+        Yields whether there is anything to run: not where what came before was found on disk, unless
+        ``always``. No rank waits for another.
+        """
+        if not (always or self.compiler.compiled):
+            yield False
+            return
+        with dry_run(self._tp_group) as is_alone, self.compiler.collecting() as compiles:
+            yield compiles and (is_alone or self._tp_group.world_size == 1)
 
     def _tell(self) -> None:
         self._announced = time.perf_counter()

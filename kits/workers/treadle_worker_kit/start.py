@@ -15,7 +15,7 @@ from treadle_worker_kit.download import DownloadProgress
 from treadle_worker_kit.load import load_model
 from treadle_worker_kit.memory import explain_out_of_memory
 from treadle_worker_kit.report import memory_lines, stage_line
-from treadle_worker_kit.sampler_kernels import install_sampler_kernels
+from treadle_worker_kit.sampler_kernels import install_sampler_kernels, sampling_in_vain
 from treadle_worker_kit.stages import Announce, StartStages
 from treadle_worker_kit.warm_up import run_step, warm_up_steps
 
@@ -34,6 +34,15 @@ def start_runner(
     """
     tp_group = tp_group or SingleRankCommunicator()
     stages = StartStages(tp_group, announce and DownloadProgress(announce).enter)
+    try:
+        return _start_runner(config, plugins, tp_group, stages)
+    finally:
+        stages.compiler.close()
+
+
+def _start_runner(
+    config: EngineConfig, plugins: PluginManager, tp_group: Communicator, stages: StartStages
+) -> ModelRunner:
     steps = DecodeSteps(plugins)
     loaded, usage = load_model(config, plugins, tp_group, stages, steps.plan)
     report = loaded.info.report
@@ -48,6 +57,9 @@ def start_runner(
         )
     report += steps.install(runner, loaded, config)
     if loaded.device.type == "cuda":
+        with stages.ahead() as compiles, sampling_in_vain(runner.sampler):
+            for step in warm_up_steps(config.scheduler, runner.info) if compiles else ():
+                run_step(runner, step)
         advice = "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"
         if not config.device.enforce_eager:
             with (

@@ -134,7 +134,7 @@ def create_gated_linear(dtype: str) -> GatedLinear | None:
     torch_dtype = getattr(torch, dtype)
     warning = "no gated product of Hopper's here (%s): torch's linear serves"
     if not self_check(
-        lambda: all(_self_check(GatedLinear(torch_dtype, 2), v) for v in (PINGPONG, COOPERATIVE)),
+        lambda: all([_self_check(GatedLinear(torch_dtype, 2), v) for v in (PINGPONG, COOPERATIVE)]),
         log,
         warning,
     ):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from treadle_kernels_triton.split_k_reduce import reduce_split_k
-from treadle_triton_kit.self_check import self_check
+from treadle_triton_kit.self_check import checked_once, self_check
 from treadle_triton_kit.tma import is_tma_readable, tensor_descriptor
 
 __all__ = (
@@ -259,7 +258,7 @@ def create_small_batch_linear(
     )
 
 
-@cache
+@checked_once
 def _kernel_works(dtype: str) -> bool:
     """Once for a process: where it does not work at all, one warning is enough."""
     return _config_works(getattr(torch, dtype), TileConfig(1, 64))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from treadle_kernels_triton.int4 import hopper, kernel
 from treadle_kernels_triton.int4.tiles import HOPPER_TILES, choose_tile
 from treadle_layers_kit.int4_layout import CHUNK, pack_codes, pack_steps
-from treadle_triton_kit.self_check import self_check
+from treadle_triton_kit.self_check import checked_once, self_check
 
 __all__ = ("kernel_works",)
 
@@ -33,7 +33,7 @@ FAILED = {
 Product = Callable[[Tensor], Tensor]
 
 
-@cache
+@checked_once
 def kernel_works(path: str, dtype: torch.dtype, group_size: int = 2 * CHUNK) -> bool:
     """For ``path``: ``hopper``, ``triton``, ``triton with hopper`` or ``unpack``. Tried once on the device that is
     current; if it fails, the log says so."""
