@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from treadle import LLM, SamplingParams
 from treadle.api.sampling_params import StructuredOutputsParams
+from treadle.sampling.features import Features
 from treadle_worker_kit.compilations import Compilations
+from treadle_worker_kit.step_graphs import sampling_sets
 
 SHAPE = Path(__file__).parents[2] / "benchmarks" / "shapes" / "qwen3-0.6b"
 SCHEMA = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
@@ -52,7 +55,8 @@ def traffic(
             kind["allowed_token_ids"] = None
         elif with_text and not source.randrange(4) and kind["allowed_token_ids"] is None:
             kind["bad_words"] = ["the", " a"]
-        params.append(SamplingParams(max_tokens=source.choice((1, 5, 20)), **kind))
+        kind["max_tokens"] = source.choice((2, 5, 20))
+        params.append(SamplingParams(**kind))
     return prompts, params
 
 
@@ -93,3 +97,19 @@ def test_loaded_kernels_are_counted_until_the_counter_is_let_go(
     assert [record.args for record in caplog.records] == [("norm_kernel",), ("gate_kernel",)]
     del counter
     assert hooks.calls == before
+
+
+@pytest.mark.parametrize("vocab_size", [20, 100, 151_936])
+def test_the_last_captured_sampling_serves_whatever_clients_ask_for(vocab_size: int) -> None:
+    sets = sampling_sets(vocab_size)
+    for kind in itertools.product(
+        (0.0, 0.7), (0, 1, 19, 33, 128, 129, 900), (1.0, 0.5), (0.0, 0.1)
+    ):
+        temperature, top_k, top_p, min_p = kind
+        params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        features = Features.of(params, vocab_size)
+        chosen = next(kept for kept in sets if kept | features == kept)
+        assert (
+            chosen.needs_thresholds == features.needs_thresholds
+        )  # nobody pays for a search in vain
+        assert chosen.filters == features.filters

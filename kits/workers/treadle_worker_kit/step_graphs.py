@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from operator import or_
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from treadle.api.attention import CommonAttentionMetadata, MaskKind
+from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import SchedulerOutput
 from treadle.runner.attention import AttentionGroup, build_metadata
 from treadle.runner.inputs import expand_tokens
 from treadle.runner.model_runner import ModelRunner
 from treadle.runner.outputs import flag_invalid
 from treadle.sampling.features import Features
-from treadle.sampling.thresholds import HEAD
-from treadle_worker_kit.graph_capture import Pieces, alias
+from treadle_worker_kit.graph_capture import Pieces, Ring, Turn, alias
 
-__all__ = ("StepGraphs",)
+__all__ = ("StepGraphs", "sampling_sets")
 
-FILTERED = Features(greedy=True, random=True, top_k=32, top_p=True, min_p=True)
-SAMPLING = (
-    Features(greedy=True),
-    Features(random=True),
-    Features(greedy=True, random=True),
-    FILTERED,
-    replace(FILTERED, top_k=HEAD),
-    replace(FILTERED, top_k=HEAD, long_top_p=True),
-    replace(FILTERED, top_k=HEAD + 1, long_top_p=True),
+FILTERS: tuple[dict[str, Any], ...] = (
+    {"top_k": 32, "top_p": 0.9, "min_p": 0.1},
+    {"top_k": 128},
+    {"top_p": 0.9},
+    {"top_k": 129},
 )
-"""The sets of features that sampling is captured for, the cheapest first; the last one has all features.
-Clients choose among far more, and each of these is served by the first set that has all of its features."""
+"""Parameters, the cheapest first, whose features a captured sampling has beside those of the ones before."""
 
 MAX_PROMPT_READS = 2**18
 """Keys that the prompt tokens of a captured step may read in each layer. A captured row attends alone, so
@@ -47,21 +45,31 @@ class CapturedForward:
     rows: int
     inputs: Tensor  # int64 [3 + 3 * groups, rows]: slots, positions, indices of the ids; for each
     # group: slot mapping, flat index of the token's page in the page table, and the page id (int32,
-    # first half)
+    # first half). A copy of a place of the ring, in memory that the other sizes use, too.
     query_start_loc: Tensor  # int32 [rows + 1]: 0, 1, …; constant, read by every replay
     graph: torch.cuda.CUDAGraph
-    logits: Tensor  # [rows, vocab], in memory that the other sizes use, too
+    logits: Tensor  # [rows, vocab], like the inputs
     mask: torch.cuda.CUDAGraph | None = None
     """Masks the logits; ``None`` for a size that no step has which only decodes."""
-    sampling: list[CapturedSampling] = field(default_factory=list)  # as ``SAMPLING``
+    sampling: list[torch.cuda.CUDAGraph] = field(default_factory=list)
+    """For each set of ``sampling_sets``. They write tokens, from ``flag_invalid``, to their ring."""
 
 
-@dataclass(slots=True)
-class CapturedSampling:
-    """Captured sampling after a captured forward pass, for a set of features."""
+def sampling_sets(vocab_size: int) -> list[Features]:
+    """Return the sets of features that sampling is captured for, the last of which has all of them.
 
-    graph: torch.cuda.CUDAGraph
-    tokens: Tensor  # int64 [rows], from ``flag_invalid``
+    Clients choose among far more; each of these is served by the first set that has all of its features.
+    """
+
+    def features(temperature: float = 1.0, top_k: int = 0, **params: Any) -> Features:
+        top_k = min(top_k, vocab_size - 1)  # more is no bound
+        return Features.of(
+            SamplingParams(temperature=temperature, top_k=top_k, **params), vocab_size
+        )
+
+    greedy, random = features(temperature=0.0), features()
+    filters = (features(**params) for params in FILTERS)
+    return [greedy, random, *itertools.accumulate(filters, or_, initial=greedy | random)]
 
 
 class StepGraphs:
@@ -79,6 +87,7 @@ class StepGraphs:
         self._attention = attention
         self._tables = runner.tables
         self._sampler = runner.sampler
+        self._sets = sampling_sets(runner.info.vocab_size)
         # The last token of each slot, then room for the prompt ids of a step.
         self._last_tokens = runner.last_tokens
         self._packer = runner.packer
@@ -96,17 +105,22 @@ class StepGraphs:
         self._sizes: list[int] = []
         words = runner.sampler.vocab_size // 32 + 1
         self._bitmask = torch.empty(0, words, dtype=torch.int32, device=self._device)
+        self._lines = 3 + 3 * len(self._tables.device)  # of ``CapturedForward.inputs``
+        self._turn = Turn(self._device)
+        self._inputs: Ring  # of the largest size, which is captured first
+        self._tokens: Ring
 
     # ----------------------------------------------------------------------------- capture
 
     @torch.inference_mode()
     def warm_up(self, rows: int, *, with_sampling: bool = False) -> None:
         """Run a step of ``rows`` decodes, to compile kernels and create handles of libraries."""
-        inputs, starts = self._create_inputs(rows)
-        logits = self._forward(inputs, starts)
+        inputs = torch.zeros(self._lines, rows, dtype=torch.int64, device=self._device)
+        inputs[0] = self._padding
+        logits = self._forward(inputs, self._starts(rows))
         if with_sampling:
             self._sampler.bitmask_op(logits, self._masks(rows))
-            for features in SAMPLING:
+            for features in self._sets:
                 if not (features.filters and self._captured):  # filters are torch's: once is enough
                     self._sample(inputs, logits, features)
         torch.cuda.synchronize(self._device)
@@ -117,31 +131,34 @@ class StepGraphs:
 
         The largest comes first: all share its memory.
         """
-        inputs, starts = self._create_inputs(rows)
+        if not self._captured:
+            self._inputs = Ring(self._lines * rows, self._device)
+            self._tokens = Ring(rows, self._device)
+        starts = self._starts(rows)
         pieces = Pieces(self._pool, self._stream)
         with pieces.capturing():
+            self._turn.advance()
+            ring = self._inputs.device[:, : self._lines * rows]
+            inputs = ring.index_select(0, self._turn.index).view(self._lines, rows)
             logits = self._forward(inputs, starts)
-        captured = CapturedForward(rows, inputs, starts, pieces.graphs[0], alias(logits))
+        captured = CapturedForward(rows, alias(inputs), starts, pieces.graphs[0], alias(logits))
         if with_sampling:
             masking = Pieces(self._pool, self._stream)
             with masking.capturing():
                 self._sampler.bitmask_op(logits, self._masks(rows))
             captured.mask = masking.graphs[0]
-            for features in SAMPLING:
+            for features in self._sets:
                 sampling = Pieces(self._pool, self._stream)
                 with sampling.capturing():
                     tokens = self._sample(inputs, logits, features)
-                captured.sampling.append(CapturedSampling(sampling.graphs[0], tokens))
+                    self._tokens.device[:, :rows].index_copy_(0, self._turn.index, tokens[None])
+                captured.sampling.append(sampling.graphs[0])
         self._captured[rows] = captured
         self._sizes = sorted(self._captured)
 
-    def _create_inputs(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Return ``CapturedForward.inputs``, all of the padding slot, and ``query_start_loc``."""
-        inputs = torch.zeros(
-            3 + 3 * len(self._tables.device), rows, dtype=torch.int64, device=self._device
-        )
-        inputs[0] = self._padding
-        return inputs, torch.arange(rows + 1, dtype=torch.int32, device=self._device)
+    def _starts(self, rows: int) -> Tensor:
+        """Return ``CapturedForward.query_start_loc``."""
+        return torch.arange(rows + 1, dtype=torch.int32, device=self._device)
 
     def _forward(self, inputs: Tensor, query_start: Tensor) -> Tensor:
         slots, positions, id_indices = inputs[:3]
@@ -201,8 +218,9 @@ class StepGraphs:
         """Replay the forward pass; return logits ``[tokens, vocab]``, valid until the next."""
         rows = step.num_decodes + len(step.tokens)
         size = self._page_size
-        inputs = np.zeros((3 + 3 * len(self._tables.tables_cpu), captured.rows), dtype=np.int64)
-        inputs[0, rows:] = self._padding
+        turn, num_inputs = self._turn.following, self._lines * captured.rows
+        inputs = self._inputs.pinned.numpy()[turn, :num_inputs].reshape(self._lines, captured.rows)
+        inputs[0, rows:], inputs[1, rows:] = self._padding, 0
         inputs[0, :rows], inputs[1, :rows] = expand_tokens(step)
         inputs[2] = inputs[0]
         if step.tokens:
@@ -215,8 +233,8 @@ class StepGraphs:
             pages.view(np.int32)[: len(pages)] = page_ids = table[inputs[0], column]
             mapping[:] = page_ids.astype(np.int64) * size + inputs[1] % size
             indices[:] = inputs[0] * table.shape[1] + column
-        self._packer.copy_to(captured.inputs, inputs)
         captured.graph.replay()
+        self._turn.number = turn
         return captured.logits[:rows]
 
     def sample(
@@ -226,17 +244,17 @@ class StepGraphs:
         features: Features,
         masks: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> Tensor:
-        """Replay sampling after ``forward``. Return tokens ``[rows]``, from ``flag_invalid``.
+        """Replay sampling after ``forward``. Return tokens ``[rows]``, from ``flag_invalid``, on the CPU
+        side: they come with the end of the step, and stay until some steps later.
 
         ``masks`` are rows of the step, int64 ``[n]``, and the bitmask of each, int32 ``[n, words]``.
         """
         if masks is not None and captured.mask is not None:
             self._write_bitmask(rows, *masks)
             captured.mask.replay()
-        index = next(i for i, kept in enumerate(SAMPLING) if kept | features == kept)
-        sampling = captured.sampling[index]
-        sampling.graph.replay()
-        return sampling.tokens[:rows]
+        index = next(i for i, kept in enumerate(self._sets) if kept | features == kept)
+        captured.sampling[index].replay()
+        return self._tokens.pinned[self._turn.number, :rows]
 
     def _write_bitmask(self, rows: int, indices: np.ndarray, masks: np.ndarray) -> None:
         """Copy the masks to where the graphs read them; the other rows may have every token."""
