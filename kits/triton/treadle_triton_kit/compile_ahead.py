@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from treadle_triton_kit.support import is_triton_installed
@@ -22,7 +23,10 @@ __all__ = ("CompileAhead", "is_collecting")
 
 log = logging.getLogger(__name__)
 
-MAX_THREADS = 32
+MAX_THREADS = 6
+SWITCH_SECONDS = 0.0005
+"""How long a thread keeps Python's lock while others want it. With ten times as much, and with more threads,
+the one that launches in vain waits for those that compile: 27 to 31 s in place of 23 for a start."""
 
 
 class CompileAhead:
@@ -49,6 +53,8 @@ class CompileAhead:
             return
         threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
         self._pool = ThreadPoolExecutor(threads, "treadle-compile")
+        self._undo.append(partial(sys.setswitchinterval, sys.getswitchinterval()))
+        sys.setswitchinterval(SWITCH_SECONDS)
         listener = knobs.compilation.listener
 
         def do_compile(
