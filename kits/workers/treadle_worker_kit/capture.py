@@ -73,6 +73,7 @@ def _capture_steps(
     while most > limits.max_num_seqs and not _never_waits(graphs.warm_up, most, stages):
         most //= 2
     sizes, most_decodes = _step_sizes(limits, most)
+    _warm_up(graphs.warm_up, 3, stages)  # linear layers have kernels for one to four rows
     for rows in tqdm(sizes, desc="Capturing CUDA graphs", unit="size", leave=False):
         stages.step(f"{rows} rows")
         with_sampling = rows <= most_decodes
