@@ -86,8 +86,9 @@ class StepPace:
             root = math.sqrt(linear * linear + 2 * attend * max(seconds, 0.0))
             return 2 * seconds / (linear + root)
 
-        in_graph = min(solve(seconds), self.graph_tokens - sum(step.num_scheduled_tokens))
-        tokens = max(in_graph, solve(seconds - launch * (not step.work[-1])))
+        tokens = min(solve(seconds), self.graph_tokens - sum(step.num_scheduled_tokens))
+        if not 0 < 2 * step.num_decodes <= self.graph_tokens:  # else no launch keeps them waiting
+            tokens = max(tokens, solve(seconds - launch * (not step.work[-1])))
         if tokens >= MIN_CHUNK:
             return int(tokens) // MIN_CHUNK * MIN_CHUNK
         return 0 if step.has_chunk or not step.seconds_left else MIN_CHUNK

@@ -294,3 +294,16 @@ def test_any_machine(
         assert not machine.scheduler.check_integrity()
         weights = machine.scheduler.pace.weights
         assert all(weight > 0 and math.isfinite(weight) for weight in weights)
+
+
+def test_those_who_generate_wait_for_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = (1e-3, 1e-5, 2e-6, 1e-8, 1e-11, 15e-3)
+    machine = Machine(
+        monkeypatch, 0.04, cost, depth=1, first_chunk=2048, graph_tokens=2048, max_num_seqs=32
+    )
+    for number in range(40):
+        machine.add(str(number), 3000, 20)
+    machine.run()
+    tokens = [(step.num_decodes, sum(step.num_scheduled_tokens)) for step in machine.steps]
+    assert max(count for decodes, count in tokens if not decodes) > 2048
+    assert max(count for decodes, count in tokens if decodes) == 2048
