@@ -137,8 +137,7 @@ class EngineCore:
             self.scheduler.pending_outputs.append(failed)
 
     def validate(self, request: EngineRequest, *, is_checked: bool = False) -> None:
-        """Raise ``RequestError`` if it is invalid, ``PluginLoadError`` if a plugin fails. ``is_checked``
-        if ``check_request`` has been called, which looks at each id of a prompt."""
+        """Raise ``RequestError`` or ``PluginLoadError``. ``is_checked`` if ``check_request`` was called."""
         if not is_checked:
             check_request(request, self.info)
         if request.params.structured_outputs is not None:
