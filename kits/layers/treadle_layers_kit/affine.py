@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from treadle.errors import ConfigError
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
 from treadle_layers_kit.int4 import PackedInt4
+from treadle_layers_kit.packed_layout import INT8, WHOLE, codes_of_bytes
 from treadle_layers_kit.quantized import CpuInt4
 from treadle_layers_kit.weight import empty_weight
 
@@ -63,6 +64,19 @@ class AffineLinear(DequantizedLinear):
             return
         for name, data in steps.items():
             replace_parameter(module, name, data)
+        weight = module.get_parameter("weight").data
+        scale, zero = steps["weight_scale"], steps["weight_zero"]
+        middle = 128 if self.bits == 8 else 0  # of bytes, whose sign is turned
+        offsets = (middle - zero) * scale if bool((zero != middle).any()) else None
+        if self.bits == 8:
+            self.repack(
+                module, INT8, lambda begin, end: weight[begin:end] ^ middle, scale, self.step, offsets=offsets
+            )  # fmt: skip
+        else:
+            self.repack(
+                module, WHOLE, lambda begin, end: codes_of_bytes(weight[begin:end], self.bits), scale, self.step,
+                offsets=offsets,
+            )  # fmt: skip
 
     def _pack_int4(self, weight: Tensor, weight_scale: Tensor, weight_zero: Tensor) -> None:
         inputs = self.inputs.size
@@ -101,15 +115,6 @@ def bytes_of_codes(codes: Tensor, bits: int) -> Tensor:
     for place in range(1, 8 // bits):
         packed |= pieces[..., place] << (place * bits)
     return packed
-
-
-def codes_of_bytes(packed: Tensor, bits: int) -> Tensor:
-    """The inverse of ``bytes_of_codes``: uint8 ``[out, in]``."""
-    if bits == 8:
-        return packed
-    shifts = range(0, 8, bits)
-    codes: Tensor = torch.stack([(packed >> s) & ((1 << bits) - 1) for s in shifts], dim=-1)
-    return codes.flatten(1)
 
 
 def _are_codes(zeros: Tensor) -> bool:

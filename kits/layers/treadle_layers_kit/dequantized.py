@@ -1,11 +1,13 @@
-"""Linear layers whose weight stays as small as it is stored, and is dequantized for each call.
+"""Linear layers whose weight stays as small as it is stored.
 
-It is what every format computes by definition, on every device: the reference of kernels, and what
-serves where there is none.
+It is dequantized for each call, which is what every format computes by definition, on every device: the
+reference of kernels, and what serves where there is none. On a CUDA device a format that can say what its
+codes are is repacked for the kernels of ``packed_linear``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import gcd
 from typing import Any
 
@@ -15,9 +17,14 @@ from torch import Tensor, nn
 
 from treadle.api.models import LinearSpec
 from treadle.errors import CheckpointError
+from treadle_layers_kit.packed import PackedWeight
+from treadle_layers_kit.packed_layout import Levels
 from treadle_layers_kit.weight import Shard, Sharded
 
 __all__ = ("DequantizedLinear", "local_groups", "replace_parameter", "scaled")
+
+REPACKED = "repacked"
+"""The name of the module that has the weight in the kernels' layout."""
 
 
 class DequantizedLinear:
@@ -44,8 +51,35 @@ class DequantizedLinear:
         """Return the weight: a new tensor, float32 ``[out, in]``."""
         raise NotImplementedError
 
+    def repack(
+        self,
+        module: nn.Module,
+        levels: Levels,
+        rows: Callable[[int, int], Tensor],
+        scales: Tensor,
+        group: int,
+        **steps: Tensor | None,
+    ) -> None:
+        """Put a ``PackedWeight`` in the place of the parameters, where kernels take the device and the groups."""
+        packed = PackedWeight.pack(
+            rows, scales, group, self.inputs.size, self.dtype, levels, **steps
+        )
+        if packed is None:
+            return
+        for name in [
+            *dict(module.named_parameters(recurse=False)),
+            *dict(module.named_buffers(recurse=False)),
+        ]:
+            if name != "bias":
+                delattr(module, name)
+        module.add_module(REPACKED, packed)
+
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, self.dense(module).to(x.dtype), bias)
+        packed = module._modules.get(REPACKED)
+        if packed is None:
+            return F.linear(x, self.dense(module).to(x.dtype), bias)
+        y: Tensor = packed(x)
+        return y if bias is None else y + bias
 
     def check_groups(self, group: int) -> None:
         """Raise ``CheckpointError`` if groups of this size do not divide the inputs."""

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from treadle.api.models import ExpertsSpec
 from treadle_layers_kit.experts import DENSE, Gated, apply_all_experts, apply_by_expert
+from treadle_layers_kit.packed import PackedWeight
+from treadle_layers_kit.packed_experts import STACKS, PackedExperts, apply_packed
 
 __all__ = ("DequantizedExperts",)
 
@@ -31,7 +33,24 @@ class DequantizedExperts:
         raise NotImplementedError
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
-        """Bring the loaded parameters into the form that ``matrix`` reads."""
+        """Bring the loaded parameters into the form that ``matrix`` reads, then call ``repack``."""
+        self.repack(module)
+
+    def repack(self, module: nn.Module) -> None:
+        """Put ``PackedExperts`` in the place of the parameters, where kernels take the device and the format."""
+        for stack in STACKS:
+            weights = (self.packed(module, stack, expert) for expert in range(self.spec.experts))
+            stacked = PackedExperts.stack(weights, self.spec.experts)
+            if stacked is None:
+                return
+            for name in [n for n, _ in module.named_parameters(recurse=False)]:
+                if name.startswith(f"{stack}_"):
+                    delattr(module, name)
+            module.add_module(f"packed_{stack}", stacked)
+
+    def packed(self, module: Any, stack: str, expert: int) -> PackedWeight | None:
+        """Return one matrix for kernels, if this format can say what its codes are and ``PackedWeight.pack`` takes it."""
+        return None
 
     def matrix(self, module: Any, stack: str, expert: int) -> Tensor:
         """Return one matrix: a new tensor, float32 ``[out, in]``."""
@@ -39,6 +58,8 @@ class DequantizedExperts:
 
     def apply(self, module: Any, x: Tensor, topk_ids: Tensor, activation: Gated) -> Tensor:
         """``[tokens, k, hidden]``. Few tokens on a GPU wait for nothing: all experts see them."""
+        if "packed_down" in module._modules:
+            return apply_packed(module, x, topk_ids, activation)
 
         def run(expert: int, rows: Tensor) -> Tensor:
             inner = F.linear(rows, self.matrix(module, "gate_up", expert).to(x.dtype))

@@ -20,6 +20,7 @@ from treadle.errors import ConfigError
 from treadle_layers_kit.collective import shard_features
 from treadle_layers_kit.linear import Linear
 from treadle_layers_kit.mlp import gated_activation
+from treadle_layers_kit.packed_experts import STACKS, PackedExperts, apply_packed, as_packed
 from treadle_layers_kit.plain import PlainLinear
 from treadle_layers_kit.weight import Shard, WeightTarget, empty_weight, set_shards
 
@@ -278,11 +279,25 @@ class LinearExperts:
             module.add_module(str(index), expert)
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
-        """Nothing to do: the loader finishes the linear layers."""
+        """Stack the matrices that their method has repacked; the loader has finished the linear layers."""
+        experts: list[Any] = list(module.children())
+        stacks = {}
+        for stack in STACKS:
+            linears = (getattr(expert, stack) for expert in experts)
+            weights = (as_packed(linear, linear.dtype) for linear in linears)
+            stacks[stack] = PackedExperts.stack(weights, len(experts))
+        if None in stacks.values():
+            return
+        for index in range(len(experts)):
+            delattr(module, str(index))
+        for stack, packed in stacks.items():
+            module.add_module(f"packed_{stack}", packed)
 
     def apply(self, module: Any, x: Tensor, topk_ids: Tensor, activation: Gated) -> Tensor:
-        """``[tokens, k, hidden]``. Like ``PlainExperts``, few tokens on a GPU wait for nothing: all
-        experts see them, which costs reading experts that nobody chose."""
+        """``[tokens, k, hidden]``. Like ``PlainExperts``, few tokens on a GPU wait for nothing: where no kernel
+        reads packed experts, all see them, which costs reading those that nobody chose."""
+        if "packed_down" in module._modules:
+            return apply_packed(module, x, topk_ids, activation)
         experts = list(module.children())
 
         def run(index: int, rows: Tensor) -> Tensor:

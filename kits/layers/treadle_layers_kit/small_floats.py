@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from treadle.errors import ConfigError
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
+from treadle_layers_kit.packed_layout import E2M1, FP8, codes_of_bytes
 from treadle_layers_kit.weight import empty_weight
 
 __all__ = ("Fp4Linear", "Fp8Linear", "fp4_to_float32", "fp8_to_float32")
@@ -51,6 +52,8 @@ class Fp8Linear(DequantizedLinear):
             scale = torch.cat([p.repeat_interleave(block_out, 0)[:size] for p, size in rows])
         scale, self.step = self.local(scale, block_in or self.inputs.total)
         replace_parameter(module, "weight_scale", scale)
+        weight = module.get_parameter("weight").data
+        self.repack(module, FP8, lambda begin, end: weight[begin:end], scale, self.step)
 
     def dense(self, module: Any) -> Tensor:
         step = self.step if module.weight_scale.shape[1] > 1 else module.weight.shape[1]
@@ -106,6 +109,12 @@ class Fp4Linear(DequantizedLinear):
             replace_parameter(
                 module, self.matrix_scale, total.reciprocal() if self.divides else total
             )
+        packed = module.get_parameter(self.weight).data
+        self.repack(
+            module, E2M1, lambda begin, end: codes_of_bytes(packed[begin:end], 4),
+            module.get_parameter("weight_scale").data, self.step,
+            factors=module.get_parameter(self.matrix_scale).data if self.matrix_scale else None,
+        )  # fmt: skip
 
     def dense(self, module: Any) -> Tensor:
         if self.matrix_scale:

@@ -55,10 +55,19 @@ def load_weights(
 
 
 def finish(model: nn.Module) -> None:
-    """Call ``process_weights_after_loading`` of every layer that has it."""
-    for module in list(model.modules()):
+    """Call ``process_weights_after_loading`` of every layer that has it, after those of its own modules."""
+    for module in list(_inner_first(model, set())):
         if isinstance(module, SupportsPostLoad):
             module.process_weights_after_loading()
+
+
+def _inner_first(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
+    """Yield each module once, after its own modules."""
+    for child in module.children():
+        if child not in seen:
+            yield from _inner_first(child, seen)
+    seen.add(module)
+    yield module
 
 
 class _WeightLoading:

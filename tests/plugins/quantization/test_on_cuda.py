@@ -8,7 +8,19 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from quantized_formats.bitsandbytes import FourBitFormat, Int8Format, as_loaded
+from quantized_formats.bitsandbytes import FourBitFormat, Int8Format
+from quantized_formats.compressed_tensors import (
+    FloatFormat,
+    Fp4Format,
+    IntFormat,
+    UnpackedFormat,
+)
+from quantized_formats.hqq import HqqFormat
+from quantized_formats.loaded import as_loaded
+from quantized_formats.modelopt import ModelOptFormat
+from quantized_formats.mxfp4 import Mxfp4Format
+from quantized_formats.quark import QuarkFormat
+from quantized_formats.torchao import TorchAoFormat
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.devices import dtype_name
@@ -19,6 +31,7 @@ from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat
 from treadle.testing.quantization import QuantizationSuite
 from treadle_layers_kit import Linear
 from treadle_layers_kit.int4 import PackedInt4
+from treadle_layers_kit.packed_layout import packed_linear
 from treadle_worker_kit.fusion import apply_fusions, kernel_finder
 
 CARD = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
@@ -40,6 +53,9 @@ class OnCuda(QuantizationSuite):
             built, kernel_finder(PluginManager()), self.device, dtype_name(built.dtype)
         )
         assert isinstance(packed, PackedInt4) == ("int4_linear" in served.backends)
+        assert hasattr(built, "repacked") == ("packed_linear" in served.backends)
+        if hasattr(built, "repacked"):
+            assert built.repacked.op is not packed_linear
         return built
 
     # These compare on the CPU, where the same classes run in the plugins' own tests.
@@ -62,9 +78,8 @@ class TestGptq(OnCuda):
     }
 
 
-class TestBitsAndBytes(OnCuda):
-    plugin = "quantization:bitsandbytes"
-    formats = {"nf4": FourBitFormat(double=True), "fp4": FourBitFormat("fp4"), "int8": Int8Format()}
+class Loaded(OnCuda):
+    """Matrices that a load format brings into rows first."""
 
     def load(
         self, format: Format, layer: Layer, tensors: Mapping[str, Any], *rest: Any, **named: Any
@@ -72,7 +87,75 @@ class TestBitsAndBytes(OnCuda):
         return super().load(format, layer, as_loaded(format, tensors), *rest, **named)
 
 
-class TestFp8(OnCuda):
+class TestBitsAndBytes(Loaded):
+    plugin = "quantization:bitsandbytes"
+    formats = {"nf4": FourBitFormat(double=True), "fp4": FourBitFormat("fp4"), "int8": Int8Format()}
+
+
+class TestHqq(Loaded):
+    plugin = "quantization:hqq"
+    formats = {"4 bits": HqqFormat(), "2 bits": HqqFormat(2, 16), "8 bits": HqqFormat(8, None)}
+
+
+class TestTorchAo(Loaded):
+    plugin = "quantization:torchao"
+    formats = {"int8": TorchAoFormat(), "fp8": TorchAoFormat("fp8"), "int4": TorchAoFormat("int4")}
+
+
+class TestQuark(Loaded):
+    plugin = "quantization:quark"
+    formats = {
+        "int8": QuarkFormat("int8"),
+        "uint8, groups": QuarkFormat("uint8", "per_group"),
+        "int4, outputs": QuarkFormat("int4", "per_channel"),
+        "MXFP4": QuarkFormat("fp4", "per_group"),
+    }
+
+
+class TestCompressedTensors(OnCuda):
+    plugin = "quantization:compressed-tensors"
+    formats = {
+        "W4A16": IntFormat(),
+        "W4A16, act-order": IntFormat(act_order=True, symmetric=False),
+        "W8A16": IntFormat(8, strategy="channel"),
+        "W8A8": UnpackedFormat(),
+        "W8A8, zero points": UnpackedFormat(strategy="tensor", symmetric=False),
+        "NVFP4": Fp4Format(),
+        "MXFP4": Fp4Format(32),
+    }
+
+
+class TestModelOpt(OnCuda):
+    plugin = "quantization:modelopt"
+    formats = {"NVFP4": ModelOptFormat("NVFP4")}
+
+
+class TestMxfp4(OnCuda):
+    plugin = "quantization:mxfp4"
+    formats = {"blocks of 32": Mxfp4Format()}
+
+
+class InFp8(OnCuda):
+    # Activations are rounded to FP8 as well: three bits behind the point.
+    tolerance = {"float32": 1e-4, "float16": 5e-2, "bfloat16": 5e-2}
+
+
+class TestCompressedTensorsInFp8(InFp8):
+    plugin = "quantization:compressed-tensors"
+    formats = {"FP8": FloatFormat(static=True), "FP8, blocks": FloatFormat("block")}
+
+
+class TestModelOptInFp8(InFp8):
+    plugin = "quantization:modelopt"
+    formats = {"matrix": ModelOptFormat(), "outputs": ModelOptFormat("FP8_PER_CHANNEL_PER_TOKEN")}
+
+
+class TestQuarkInFp8(InFp8, Loaded):
+    plugin = "quantization:quark"
+    formats = {"FP8": QuarkFormat()}
+
+
+class TestFp8(InFp8):
     plugin = "quantization:fp8"
     formats = {
         "matrix": Fp8Format(),
@@ -80,8 +163,6 @@ class TestFp8(OnCuda):
         "blocks": Fp8Format("block"),
         "outputs": Fp8Format("channel"),
     }
-    # Activations are rounded to FP8 as well: three bits behind the point.
-    tolerance = {"float32": 1e-4, "float16": 5e-2, "bfloat16": 5e-2}
 
 
 FAST = {"outputs": Fp8Format("channel"), "blocks": Fp8Format("block")}

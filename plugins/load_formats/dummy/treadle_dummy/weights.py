@@ -13,6 +13,9 @@ __all__ = ("DummyLoader", "fill_randomly")
 # Drawing all elements of a large matrix takes minutes on a CPU; repeating them does no harm.
 PERIOD = 1 << 22
 
+EXPONENT = 120
+"""Of scales that are exponents, less 127: random ones would be beyond all numbers."""
+
 
 class DummyLoader:
     """A loader of random weights, which reads no files."""
@@ -42,6 +45,9 @@ def fill_randomly(model: nn.Module, seed: int) -> None:
 
 
 def _fill(name: str, data: Tensor, generator: torch.Generator) -> None:
+    if data.dtype is torch.uint8 and name.endswith(("scale", "scales")):
+        data.fill_(EXPONENT)
+        return None
     if not data.is_floating_point():
         return _fill_bits(data, generator)
     if data.dim() < 2:

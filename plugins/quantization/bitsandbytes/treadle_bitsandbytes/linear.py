@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from treadle.errors import CheckpointError, ConfigError
-from treadle_bitsandbytes.blocks import BLOCK, dequantize, pairs, quantize
+from treadle_bitsandbytes.blocks import BLOCK, dequantize, levels, pairs, quantize
 from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
+from treadle_layers_kit.packed_layout import INT8, codes_of_bytes
 
 __all__ = ("STEP", "FourBitLinear", "Int8Linear")
 
@@ -70,6 +71,13 @@ class FourBitLinear(DequantizedLinear):
                 absmax, self.step = absmax[:, ::2].contiguous(), 2 * self.step
         replace_parameter(module, "absmax", absmax)
         module.register_buffer("pairs", pairs(self.type).to(weight.device), persistent=False)
+        stored = module.get_parameter("weight").data
+        self.repack(
+            module, tuple(levels(self.type).tolist()),
+            # The first of two codes is in the upper half.
+            lambda begin, end: codes_of_bytes(stored[begin:end] << 4 | stored[begin:end] >> 4, 4),
+            absmax, self.step,
+        )  # fmt: skip
 
     def dense(self, module: Any) -> Tensor:
         return scaled(dequantize(module.weight, module.pairs), module.absmax, self.step)
@@ -93,6 +101,9 @@ class Int8Linear(DequantizedLinear):
             weight, largest = _in_pieces(module.get_parameter("weight").data, _to_int8)
             replace_parameter(module, "weight", weight)
             replace_parameter(module, "SCB", largest)
+        stored = module.get_parameter("weight").data
+        scale = module.get_parameter("SCB").data[:, None] / 127
+        self.repack(module, INT8, lambda begin, end: stored[begin:end], scale, self.inputs.size)
 
     def dense(self, module: Any) -> Tensor:
         return module.weight.float().mul_(module.SCB[:, None] / 127)  # type: ignore[no-any-return]

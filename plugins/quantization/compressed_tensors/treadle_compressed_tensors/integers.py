@@ -18,9 +18,13 @@ from treadle_compressed_tensors.config import Weights
 from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
 from treadle_layers_kit.int4 import PackedInt4
+from treadle_layers_kit.packed_layout import INT8, Levels
 from treadle_layers_kit.quantized import CpuInt4
 
 __all__ = ("IntLinear", "unpack")
+
+SIGNED: Levels = tuple(float(code - 8) for code in range(16))
+"""What codes of four bits mean."""
 
 
 class IntLinear(DequantizedLinear):
@@ -98,6 +102,24 @@ class IntLinear(DequantizedLinear):
         replace_parameter(module, "weight_scale", scale)
         if zeros is not None:
             replace_parameter(module, "zeros", zeros.to(torch.int8))
+        if index is None and self.bits in (4, 8):
+            offsets = None if zeros is None else -zeros * scale
+            if self.bits == 8:
+                self.repack(
+                    module, INT8, lambda *rows: self._codes(module, *rows).to(torch.int8), scale, self.step,
+                    offsets=offsets,
+                )  # fmt: skip
+            else:
+                self.repack(
+                    module, SIGNED, lambda *rows: self._codes(module, *rows) + 8, scale, self.step,
+                    offsets=offsets,
+                )  # fmt: skip
+
+    def _codes(self, module: Any, begin: int, end: int) -> Tensor:
+        """Of some outputs, signed."""
+        if not self.weights.packed:
+            return module.weight[begin:end].to(torch.int32)  # type: ignore[no-any-return]
+        return unpack(module.weight_packed[begin:end], self.bits)[:, : self.inputs.size]
 
     def _zeros(self, module: nn.Module) -> Tensor | None:
         """float32 ``[out, groups]``, or ``[matrices]``, in the range of the codes."""

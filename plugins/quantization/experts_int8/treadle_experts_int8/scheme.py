@@ -13,6 +13,8 @@ from treadle.errors import ConfigError
 from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import replace_parameter
 from treadle_layers_kit.dequantized_experts import DequantizedExperts
+from treadle_layers_kit.packed import PackedWeight
+from treadle_layers_kit.packed_layout import INT8
 
 __all__ = ("ExpertsInt8Scheme", "Int8Experts")
 
@@ -42,6 +44,15 @@ class Int8Experts(DequantizedExperts):
                 codes[expert], scales[expert] = (numbers / scale[:, None]).round(), scale
             replace_parameter(module, f"{stack}_weight", codes)
             replace_parameter(module, f"{stack}_scale", scales)
+        self.repack(module)
+
+    def packed(self, module: Any, stack: str, expert: int) -> PackedWeight | None:
+        codes: Tensor = getattr(module, f"{stack}_weight")[expert]
+        scales = getattr(module, f"{stack}_scale")[expert][:, None]
+        inputs = codes.shape[1]
+        return PackedWeight.pack(
+            lambda begin, end: codes[begin:end], scales, inputs, inputs, self.spec.dtype, INT8
+        )
 
     def matrix(self, module: Any, stack: str, expert: int) -> Tensor:
         codes: Tensor = getattr(module, f"{stack}_weight")[expert]

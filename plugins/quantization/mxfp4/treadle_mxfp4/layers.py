@@ -11,6 +11,8 @@ from treadle.errors import CheckpointError, ConfigError
 from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear
 from treadle_layers_kit.dequantized_experts import DequantizedExperts
+from treadle_layers_kit.packed import PackedWeight
+from treadle_layers_kit.packed_layout import E2M1, codes_of_bytes
 from treadle_layers_kit.small_floats import fp4_to_float32
 
 __all__ = ("BLOCK", "Mxfp4Experts", "Mxfp4Linear", "dequantize")
@@ -29,6 +31,13 @@ class Mxfp4Linear(DequantizedLinear):
             )
         _register(module, "", out, self.inputs.size, self.prefix)
 
+    def process_weights_after_loading(self, module: nn.Module) -> None:
+        blocks = module.get_parameter("blocks").data.flatten(1)
+        self.repack(
+            module, E2M1, lambda begin, end: codes_of_bytes(blocks[begin:end], 4),
+            module.get_parameter("scales").data, BLOCK,
+        )  # fmt: skip
+
     def dense(self, module: Any) -> Tensor:
         return dequantize(module.blocks, module.scales)
 
@@ -38,6 +47,14 @@ class Mxfp4Experts(DequantizedExperts):
 
     def register(self, module: nn.Module, stack: str, out: int, inputs: int) -> None:
         _register(module, f"{stack}_", out, inputs, self.spec.prefix, self.spec.experts)
+
+    def packed(self, module: Any, stack: str, expert: int) -> PackedWeight | None:
+        blocks = getattr(module, f"{stack}_blocks")[expert].flatten(1)
+        scales = getattr(module, f"{stack}_scales")[expert]
+        return PackedWeight.pack(
+            lambda begin, end: codes_of_bytes(blocks[begin:end], 4), scales, BLOCK, 2 * blocks.shape[1],
+            self.spec.dtype, E2M1,
+        )  # fmt: skip
 
     def matrix(self, module: Any, stack: str, expert: int) -> Tensor:
         blocks, scales = (getattr(module, f"{stack}_{leaf}") for leaf in ("blocks", "scales"))

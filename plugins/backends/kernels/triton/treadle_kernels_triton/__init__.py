@@ -25,10 +25,14 @@ MODULES = {
     "linear_split_k": "linear",
     "linear_silu_and_mul": "linear",
     "int4_linear": "int4.linear",
+    "packed_linear": "packed.linear",
+    "packed_experts": "packed.experts",
     "sample": "sample",
     "argmax": "sample",
     "apply_bitmask": "bitmask",
 }
+PACKED = {"int4_linear": 32, "packed_linear": 16, "packed_experts": 16}
+"""The number that groups are a multiple of."""
 LINEARS = ("linear", "linear_split_k", "linear_silu_and_mul")
 
 
@@ -55,10 +59,10 @@ def _refusals(op: str, request: KernelRequest) -> list[str]:
         reasons.append(f"size {request.shape['size']} is more than 32768")
     if op in LINEARS and request.shape["in_features"] % 16:
         reasons.append(f"in_features {request.shape['in_features']} is not a multiple of 16")
-    if op == "int4_linear" and request.dtype == "float32":
+    if op in PACKED and request.dtype == "float32":
         reasons.append("dtype float32 is not supported")
-    if op == "int4_linear" and (request.shape["group"] % 32):
-        reasons.append(f"group {request.shape['group']} is not a multiple of 32")
+    if op in PACKED and request.shape["group"] % PACKED[op]:
+        reasons.append(f"group {request.shape['group']} is not a multiple of {PACKED[op]}")
     return reasons
 
 

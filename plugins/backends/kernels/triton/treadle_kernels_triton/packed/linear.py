@@ -1,0 +1,85 @@
+"""The operation ``packed_linear``: which kernel multiplies how many rows, and what replaces one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from treadle.api.types import KernelRequest
+from treadle_kernels_triton.int4.linear import NUM_TILE_COUNTERS, num_sms
+from treadle_kernels_triton.int4.tile_counters import TileCounters
+from treadle_kernels_triton.packed import kernel
+from treadle_kernels_triton.packed.self_check import check_kernels
+from treadle_kernels_triton.packed.tiles import choose_packed_tile
+from treadle_layers_kit.packed_layout import Levels, packed_linear
+from treadle_triton_kit.self_check import self_check
+
+__all__ = ("PackedLinear", "load", "works")
+
+log = logging.getLogger(__name__)
+
+FAILED = "no kernel multiplies by weights of %d bits here (%%s): torch unpacks them"
+
+
+class PackedLinear:
+    """For weights of one shape, on one stream at a time: products count in the same tile counters."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.tile_counters = TileCounters(NUM_TILE_COUNTERS)
+
+    def __call__(
+        self,
+        x: Tensor,
+        codes: Tensor,
+        scales: Tensor | None,
+        offsets: Tensor | None,
+        factors: Tensor | None,
+        levels: Levels,
+        inputs: int,
+        group: int,
+    ) -> Tensor:
+        """``[..., inputs]`` to ``[..., out]``; see ``treadle_layers_kit.kernel_ops``."""
+        weight = (codes, scales, offsets, factors, levels)
+        if x.dtype != self.dtype:
+            return packed_linear(x, *weight, inputs, group)
+        rows = x.reshape(-1, inputs)
+        counters = self.tile_counters.for_device(x.device)
+        tile = choose_packed_tile(len(rows), levels, has_offsets=offsets is not None)
+        if tile is None or counters is None:
+            return F.linear(x, kernel.unpack(*weight, inputs, group, x.dtype))
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        y = kernel.multiply(rows, *weight, group, tile, counters, num_sms(x.device))
+        return y.view(*x.shape[:-1], y.shape[1])
+
+    def unpack(
+        self,
+        codes: Tensor,
+        scales: Tensor | None,
+        offsets: Tensor | None,
+        factors: Tensor | None,
+        levels: Levels,
+        inputs: int,
+        group: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """See ``treadle_layers_kit.fusion.SupportsUnpacking``."""
+        return kernel.unpack(codes, scales, offsets, factors, levels, inputs, group, dtype)
+
+
+@cache
+def works(bits: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels do, tried once on the device that is current; if not, the log says so."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    return self_check(lambda: check_kernels(bits, dtype, device), log, FAILED % bits)
+
+
+def load(op: str, request: KernelRequest) -> Callable[..., Tensor]:
+    """The kernels if they work here, else the operation in plain torch."""
+    dtype = getattr(torch, request.dtype)
+    return PackedLinear(dtype) if works(request.shape["bits"], dtype) else packed_linear
