@@ -7,7 +7,7 @@
 Each time is in microseconds, the median over replays of a CUDA graph that goes through enough weights
 to keep them out of L2. The activations are rounded beforehand; the last lines say what that takes, with
 the gate of a feed-forward layer and without. Where the kernel is the faster one,
-``treadle_fp8.tiles.choose_tile`` should give a tile.
+``treadle_fp8_kit.tiles.choose_tile`` should give a tile.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from collections.abc import Callable
 import torch
 from quantized import seconds
 from torch import Tensor
-from treadle_fp8.kernels import multiply, quantize_per_block, quantize_per_row
-from treadle_fp8.tiles import BLOCK, choose_tile
+
+from treadle_fp8_kit.kernels import multiply, quantize_per_block, quantize_per_row
+from treadle_fp8_kit.tiles import BLOCK, choose_tile
 
 SHAPES = ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288))  # out, in: of Qwen3-8B
 ROWS = (1, 8, 16, 32, 64, 128, 192, 256)

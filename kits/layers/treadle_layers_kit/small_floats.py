@@ -1,28 +1,57 @@
-"""Linear layers of weights in FP8 and FP4, as several formats store them, multiplied in the model's type."""
+"""Linear layers of weights in FP8 and FP4, as several formats store them."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from treadle.errors import ConfigError
-from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
+from treadle_layers_kit.dequantized import REPACKED, DequantizedLinear, replace_parameter, scaled
+from treadle_layers_kit.packed import PackedWeight
 from treadle_layers_kit.packed_layout import E2M1, FP8, codes_of_bytes
 from treadle_layers_kit.weight import empty_weight
 
-__all__ = ("Fp4Linear", "Fp8Linear", "fp4_to_float32", "fp8_to_float32")
+__all__ = ("Fp4Linear", "Fp8Linear", "Fp8Product", "fp4_to_float32", "fp8_to_float32")
+
+
+PRODUCT_BLOCK = (128, 128)
+"""The blocks that products in FP8 know."""
+
+
+class Fp8Product(Protocol):
+    """What multiplies in FP8, as ``treadle_fp8_kit.scaled_mm.ScaledMM`` does, where the device has such products."""
+
+    def supports_rows(self, weight: Tensor, dtype: torch.dtype) -> bool: ...
+
+    def mm_rows(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    def supports_blocks(self, weight: Tensor, dtype: torch.dtype) -> bool: ...
+
+    def pad_block_scale(self, scale: Tensor) -> Tensor: ...
+
+    def mm_blocks(
+        self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None
+    ) -> Tensor: ...
 
 
 class Fp8Linear(DequantizedLinear):
-    """float8_e4m3fn ``weight`` ``[out, in]``, with ``weight_scale`` for a matrix, output or block."""
+    """float8_e4m3fn ``weight`` ``[out, in]``, with ``weight_scale`` for a matrix, output or block.
+
+    Where ``product`` takes the weight, activations are rounded to FP8, too, with a scale for each row or for
+    each row and block; elsewhere they stay in the model's type.
+    """
 
     def __init__(
-        self, scales: Literal["tensor", "channel", "block"], block: tuple[int, int] = (1, 0)
+        self,
+        scales: Literal["tensor", "channel", "block"],
+        block: tuple[int, int] = (1, 0),
+        product: Fp8Product | None = None,
     ) -> None:
-        self.scales, self.block = scales, block
+        self.scales, self.block, self.product = scales, block, product
         self.step = 0
+        self.uses_product = False
 
     def register(self, module: nn.Module, out: int) -> None:
         weight = empty_weight(
@@ -42,8 +71,9 @@ class Fp8Linear(DequantizedLinear):
         module.register_parameter("weight_scale", scale)
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
-        scale = module.get_parameter("weight_scale").data
+        scale, weight = (module.get_parameter(n).data for n in ("weight_scale", "weight"))
         block_out, block_in = self.block
+        blocks = scale
         if self.scales == "tensor":
             scale = self.expand(scale)
         elif block_out > 1:
@@ -52,8 +82,41 @@ class Fp8Linear(DequantizedLinear):
             scale = torch.cat([p.repeat_interleave(block_out, 0)[:size] for p, size in rows])
         scale, self.step = self.local(scale, block_in or self.inputs.total)
         replace_parameter(module, "weight_scale", scale)
-        weight = module.get_parameter("weight").data
-        self.repack(module, FP8, lambda begin, end: weight[begin:end], scale, self.step)
+        if self.product is None:
+            self.uses_product = False
+        elif self.block == PRODUCT_BLOCK and not any(n % block_out for n in self.sizes):
+            self.uses_product = self.step == block_in and self.product.supports_blocks(
+                weight, self.dtype
+            )
+            if self.uses_product:
+                blocks, _ = self.local(blocks, block_in)
+                replace_parameter(module, "weight_scale", self.product.pad_block_scale(blocks))
+        elif scale.shape[1] == 1:
+            self.uses_product = self.product.supports_rows(weight, self.dtype)
+            if self.uses_product:
+                replace_parameter(module, "weight_scale", scale.flatten())
+        if not self.uses_product:
+            self.repack(module, FP8, lambda begin, end: weight[begin:end], scale, self.step)
+
+    def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        if not self.uses_product or self.product is None:
+            return super().apply(module, x, bias)
+        by_block = module.weight_scale.dim() == 2
+        product = self.product.mm_blocks if by_block else self.product.mm_rows
+        return product(x, module.weight, module.weight_scale, bias)
+
+    def pack(self, module: Any) -> PackedWeight | None:
+        """For kernels that read several experts' weights, with activations as they are."""
+        if not self.uses_product:
+            packed: PackedWeight | None = module._modules.get(REPACKED)
+            return packed
+        weight, scale = module.weight.data, module.weight_scale.data
+        by_block = scale.dim() == 2
+        scale = scale.repeat_interleave(PRODUCT_BLOCK[0], 0) if by_block else scale[:, None]
+        inputs, step = weight.shape[1], self.step if scale.shape[1] > 1 else weight.shape[1]
+        return PackedWeight.pack(
+            lambda begin, end: weight[begin:end], scale, step, inputs, self.dtype, FP8
+        )
 
     def dense(self, module: Any) -> Tensor:
         step = self.step if module.weight_scale.shape[1] > 1 else module.weight.shape[1]

@@ -173,7 +173,10 @@ def config(
     unquantized: Sequence[str],
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": dict(weights), "input_activations": None}
+    is_fp8 = (weights.get("type"), weights.get("num_bits")) == ("float", 8)
+    inputs = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": dict(weights)}
+    group["input_activations"] = inputs if is_fp8 else None
     skipped = [name if name.startswith("model.") else f"re:.*{name}" for name in unquantized]
     return {
         "quant_method": "compressed-tensors",

@@ -40,7 +40,10 @@ class QuarkFormat:
         }
         return {
             "quant_method": "quark",
-            "global_quant_config": {"weight": weight, "input_tensors": None},
+            "global_quant_config": {
+                "weight": weight,
+                "input_tensors": {"dtype": self.dtype} if self.dtype.startswith("fp8") else None,
+            },
             "layer_quant_config": {},
             "exclude": ["lm_head", *(f"*{name}" for name in unquantized)],
             "export": {

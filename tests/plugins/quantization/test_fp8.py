@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from treadle_fp8 import quantize, scaled_mm
 from treadle_fp8.config import read_config
 from treadle_fp8.scheme import Fp8Scheme
 
@@ -18,6 +17,7 @@ from treadle.testing.packing import Fp8Format
 from treadle.testing.plugin import PluginSuite
 from treadle.testing.quantization import QuantizationSuite
 from treadle.testing.ranks import run_on_ranks
+from treadle_fp8_kit import quantize, scaled_mm
 from treadle_layers_kit.small_floats import fp8_to_float32
 
 

@@ -11,10 +11,11 @@ import sys
 import textwrap
 
 import pytest
-from treadle_fp8.tiles import choose_tile
+
+from treadle_fp8_kit.tiles import choose_tile
 
 ROUNDED = """
-    from treadle_fp8 import kernels, quantize
+    from treadle_fp8_kit import kernels, quantize
     # Into a wider type, because the interpreter rounds to fp8 wrongly: what is stored, unrounded. In
     # float16, because it does not compute in bfloat16.
     kernels.FP8 = quantize.FP8 = torch.float32
@@ -37,9 +38,9 @@ ROUNDED = """
     assert (zeros == 0).all() and (scale > 0).all()
 """
 MULTIPLIED = """
-    from treadle_fp8 import quantize
-    from treadle_fp8.kernels import multiply
-    from treadle_fp8.tiles import Tile
+    from treadle_fp8_kit import quantize
+    from treadle_fp8_kit.kernels import multiply
+    from treadle_fp8_kit.tiles import Tile
     for rows, width, depth, biased, *tile in (
         (1, 96, 384, False, 64, 16, 128, 4, 4, 1), (5, 128, 640, True, 64, 16, 128, 4, 4, 3),
         (20, 256, 256, False, 64, 16, 128, 4, 4, 2), (3, 200, 336, True, 64, 16, 256, 4, 4, 2),
@@ -73,8 +74,8 @@ COMPILED = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from treadle_fp8 import kernels
-    from treadle_fp8.tiles import choose_tile
+    from treadle_fp8_kit import kernels
+    from treadle_fp8_kit.tiles import choose_tile
 
     def build(kernel, warps, stages, constants, **types):
         names = kernel.arg_names

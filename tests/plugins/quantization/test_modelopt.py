@@ -10,6 +10,7 @@ import torch
 from quantized_formats.modelopt import ModelOptFormat
 from treadle_modelopt.scheme import ModelOptScheme, read_config
 
+from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearSpec
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
@@ -60,7 +61,7 @@ def test_layers_of_different_algorithms() -> None:
         "quantized_layers": layers,
         "exclude_modules": ["a.o*"],
     }
-    built = ModelOptScheme(read_config({"quantization": config}))
+    built = ModelOptScheme(read_config({"quantization": config}), DeviceInfo("cpu"))
     kinds = {}
     for name in ("a.up_proj", "a.down_proj", "a.q_proj", "a.o_proj"):
         method = built.linear_method(LinearSpec(name, (name,), 64, (64,), False, torch.float32))

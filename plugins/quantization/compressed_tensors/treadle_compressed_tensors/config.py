@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
@@ -34,6 +34,8 @@ class Weights:
     symmetric: bool = True
     packed: bool = False
     act_order: bool = False
+    rounds_inputs: bool = False
+    """Whether activations were to be rounded as the weights are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,10 @@ def read_config(checkpoint: Mapping[str, Any]) -> Config:
             raise UnsupportedModelError(_unread(where, "format", format, FORMATS))
         weights = group.get("weights")
         targets = tuple(_names(group, "targets", where))
-        read.append((targets, None if weights is None else _weights(weights, format, where)))
+        stored = None if weights is None else _weights(weights, format, where)
+        if stored is not None and isinstance(group.get("input_activations"), Mapping):
+            stored = replace(stored, rounds_inputs=True)
+        read.append((targets, stored))
     return Config(tuple(read), tuple(_names(checkpoint, "ignore", "quantization_config")))
 
 

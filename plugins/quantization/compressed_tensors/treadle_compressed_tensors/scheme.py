@@ -9,6 +9,7 @@ from treadle.api.models import LinearMethod, LinearSpec
 from treadle.errors import UnsupportedModelError
 from treadle_compressed_tensors.config import Config, Weights
 from treadle_compressed_tensors.integers import IntLinear
+from treadle_fp8_kit.scaled_mm import ScaledMM
 from treadle_layers_kit.small_floats import Fp4Linear, Fp8Linear
 
 __all__ = ("CompressedTensorsScheme",)
@@ -26,6 +27,7 @@ class CompressedTensorsScheme:
     def __init__(self, config: Config, device: DeviceInfo) -> None:
         self.config = config
         self._cuda = device.type == "cuda"
+        self._fp8 = ScaledMM(device)
 
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
         stored = {name: self.config.weights(name) for name in spec.names}
@@ -40,7 +42,8 @@ class CompressedTensorsScheme:
     def _method(self, weights: Weights) -> LinearMethod:
         match weights.kind:
             case "fp8":
-                return Fp8Linear(weights.strategy, weights.block)  # type: ignore[arg-type]
+                fp8 = self._fp8 if weights.rounds_inputs else None
+                return Fp8Linear(weights.strategy, weights.block, fp8)  # type: ignore[arg-type]
             case "nvfp4":
                 return Fp4Linear(
                     weights.group_size, matrix_scale="weight_global_scale", divides=True

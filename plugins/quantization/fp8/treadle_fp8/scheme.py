@@ -8,7 +8,7 @@ from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle_fp8.config import Fp8Config
 from treadle_fp8.linear import BlockLinear, ChannelLinear, MatrixLinear, OnlineLinear
-from treadle_fp8.scaled_mm import ScaledMM
+from treadle_fp8_kit.scaled_mm import ScaledMM
 from treadle_layers_kit.quantized import is_layer_skipped
 
 __all__ = ("Fp8Scheme",)

@@ -23,4 +23,4 @@ def treadle_quantization(
         return None
     from treadle_modelopt.scheme import ModelOptScheme, read_config
 
-    return ModelOptScheme(read_config(checkpoint))
+    return ModelOptScheme(read_config(checkpoint), device)

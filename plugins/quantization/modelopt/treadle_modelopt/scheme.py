@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+from treadle_fp8_kit.scaled_mm import ScaledMM
 from treadle_layers_kit.small_floats import Fp4Linear, Fp8Linear
 
 __all__ = ("Config", "ModelOptScheme", "read_config")
@@ -96,8 +98,9 @@ class ModelOptScheme:
 
     name = "modelopt"
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, device: DeviceInfo) -> None:
         self.config = config
+        self._fp8 = ScaledMM(device)
 
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
         found = {name: self.config.algorithm_of(name) for name in spec.names}
@@ -108,9 +111,9 @@ class ModelOptScheme:
             )
         match found[spec.names[0]]:
             case "FP8":
-                return Fp8Linear("tensor")
+                return Fp8Linear("tensor", product=self._fp8)
             case "FP8_PER_CHANNEL_PER_TOKEN":
-                return Fp8Linear("channel")
+                return Fp8Linear("channel", product=self._fp8)
             case "NVFP4":
                 return Fp4Linear(self.config.group_size, "weight", "weight_scale_2")
         return None

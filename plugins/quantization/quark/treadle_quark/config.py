@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -28,6 +28,8 @@ class Weights:
     scheme: str
     group: int = 0
     block: tuple[int, int] = (1, 0)
+    rounds_inputs: bool = False
+    """Whether activations were to be rounded as the weights are."""
 
     @property
     def bits(self) -> int:
@@ -116,7 +118,8 @@ def _layer(stored: Any, where: str) -> Weights | None:
     weight = weight[0] if isinstance(weight, list) else weight
     if not isinstance(weight, Mapping):
         raise CheckpointError(f"{where}.weight is {weight!r:.200}, not an object")
-    return _weights(weight, f"{where}.weight")
+    read = _weights(weight, f"{where}.weight")
+    return replace(read, rounds_inputs=stored.get("input_tensors") is not None)
 
 
 def _weights(spec: Mapping[str, Any], where: str) -> Weights:

@@ -7,6 +7,7 @@ from typing import Any
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle.errors import UnsupportedModelError
+from treadle_fp8_kit.scaled_mm import ScaledMM
 from treadle_layers_kit.affine import AffineLinear
 from treadle_layers_kit.small_floats import Fp4Linear, Fp8Linear
 from treadle_quark.config import FP4, FP8, Config
@@ -26,6 +27,7 @@ class QuarkScheme:
     def __init__(self, config: Config, device: DeviceInfo) -> None:
         self.config = config
         self._cuda = device.type == "cuda"
+        self._fp8 = ScaledMM(device)
 
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
         stored = {name: self.config.weights(name) for name in spec.names}
@@ -41,9 +43,11 @@ class QuarkScheme:
             return Fp4Linear(weights.group, "weight")
         if weights.dtype != FP8:
             return AffineLinear(weights.bits, weights.group, cuda=self._cuda)
+        fp8 = self._fp8 if weights.rounds_inputs else None
         if weights.scheme == "per_block":
-            return Fp8Linear("block", weights.block)
-        return Fp8Linear("tensor" if weights.scheme == "per_tensor" else "channel")
+            return Fp8Linear("block", weights.block, fp8)
+        scales = "tensor" if weights.scheme == "per_tensor" else "channel"
+        return Fp8Linear(scales, product=fp8)  # type: ignore[arg-type]
 
     def rename(self, name: str) -> str | None:
         path, _, leaf = name.rpartition(".")

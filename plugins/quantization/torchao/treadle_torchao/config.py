@@ -39,6 +39,8 @@ class Weights:
     block: tuple[int, int] = (1, 0)
     pairs: bool = False
     """Whether two codes share a byte in the file."""
+    rounds_inputs: bool = False
+    """Whether activations were to be rounded to FP8, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +141,9 @@ def _weights(stored: Any, where: str) -> Weights:
             block = _typed(granularity, where)[1].get("block_size")
             if not isinstance(block, list) or len(block) != 2:
                 raise CheckpointError(f"{where} says block_size {block!r:.100}, not two numbers")
-            return Weights("fp8", block=(_size(block[0], where), _size(block[1], where)))
-        return Weights("fp8")
+            size = _size(block[0], where), _size(block[1], where)
+            return Weights("fp8", block=size, rounds_inputs=type == FP8[1])
+        return Weights("fp8", rounds_inputs=type == FP8[1])
     raise _unread(where, "_type", type, ", ".join((*INT8, *INTX, *INT4, *FP8)))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle.errors import UnsupportedModelError
+from treadle_fp8_kit.scaled_mm import ScaledMM
 from treadle_layers_kit.affine import AffineLinear, stored_bits
 from treadle_layers_kit.quantized import is_layer_skipped
 from treadle_layers_kit.small_floats import Fp8Linear
@@ -26,6 +27,7 @@ class TorchAoScheme:
     def __init__(self, config: Config, device: DeviceInfo) -> None:
         self.config = config
         self._cuda = device.type == "cuda"
+        self._fp8 = ScaledMM(device)
 
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
         if is_layer_skipped(spec, (*HEADS, *self.config.unquantized)):
@@ -40,7 +42,8 @@ class TorchAoScheme:
         if weights is None:
             return None
         if weights.kind == "fp8":
-            return Fp8Linear("block" if weights.block[1] else "channel", weights.block)
+            fp8 = self._fp8 if weights.rounds_inputs else None
+            return Fp8Linear("block" if weights.block[1] else "channel", weights.block, fp8)
         return AffineLinear(stored_bits(weights.bits), weights.group, cuda=self._cuda)
 
     def experts_method(self, spec: Any) -> None:

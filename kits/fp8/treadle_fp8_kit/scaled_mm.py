@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from treadle.api.cache import DeviceInfo
-from treadle_fp8 import quantize
-from treadle_fp8.quantize import FP8
-from treadle_fp8.tiles import BLOCK, choose_tile
+from treadle_fp8_kit import quantize
+from treadle_fp8_kit.quantize import FP8
+from treadle_fp8_kit.tiles import BLOCK, choose_tile
 from treadle_triton_kit.support import is_triton_installed, supports_pdl
 
 __all__ = ("ScaledMM",)
@@ -54,7 +54,7 @@ class ScaledMM:
         self._kernels: Any = None
         self._use_pdl = supports_pdl(device)
         if self._is_supported and torch.cuda.is_available() and is_triton_installed():
-            self._kernels = import_module("treadle_fp8.kernels")
+            self._kernels = import_module("treadle_fp8_kit.kernels")
         self._usable_forms: dict[tuple[str, torch.dtype, torch.Size], bool] = {}
         self._failed_shapes: set[torch.Size] = set()
         """Shapes of weights for which the kernels failed."""

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from treadle_fp8.quantize import FP8
-from treadle_fp8.tiles import BLOCK, Tile
+from treadle_fp8_kit.quantize import FP8
+from treadle_fp8_kit.tiles import BLOCK, Tile
 from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = (

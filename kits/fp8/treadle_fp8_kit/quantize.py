@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treadle_fp8.tiles import BLOCK
+from treadle_fp8_kit.tiles import BLOCK
 from treadle_layers_kit import ops
 
 __all__ = ("FP8", "FP8_MAX", "MIN_SCALE", "quantize_per_block", "quantize_per_row")
