@@ -102,22 +102,6 @@ class PackedWeight(nn.Module):
             self.group,
         )
 
-    def unpack(self, dtype: torch.dtype) -> Tensor | None:
-        """See ``SupportsUnpacking``."""
-        unpack: Callable[..., Tensor] | None = getattr(self.op, "unpack", None)
-        if unpack is None:
-            return None
-        return unpack(
-            self.codes,
-            self.scales,
-            self.offsets,
-            self.factors,
-            self.levels,
-            self.inputs,
-            self.group,
-            dtype,
-        )
-
     def kernel_sites(self, path: str) -> Iterator[Site]:
         sizes = {"in_features": self.inputs, "out_features": self.codes.shape[1]}
         sizes |= {"group": self.group, "bits": 8 if isinstance(self.levels, str) else 4}

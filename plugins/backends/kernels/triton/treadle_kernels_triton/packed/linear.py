@@ -57,20 +57,6 @@ class PackedLinear:
         y = kernel.multiply(rows, *weight, group, tile, counters, num_sms(x.device))
         return y.view(*x.shape[:-1], y.shape[1])
 
-    def unpack(
-        self,
-        codes: Tensor,
-        scales: Tensor | None,
-        offsets: Tensor | None,
-        factors: Tensor | None,
-        levels: Levels,
-        inputs: int,
-        group: int,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        """See ``treadle_layers_kit.fusion.SupportsUnpacking``."""
-        return kernel.unpack(codes, scales, offsets, factors, levels, inputs, group, dtype)
-
 
 @cache
 def works(bits: int, dtype: torch.dtype) -> bool:
