@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,6 @@ from treadle_layers_kit.packed_layout import WHOLE, Levels, unpack
 __all__ = (
     "STACKS",
     "PackedExperts",
-    "SupportsPacking",
     "apply_packed",
     "as_packed",
     "packed_experts",
@@ -56,14 +54,6 @@ def packed_experts(
         weight = unpack(codes[expert], scale, offset, factor, levels, inputs, group)
         y = torch.where(flat.eq(expert), F.linear(rows, weight.to(x.dtype)), y)
     return y
-
-
-@runtime_checkable
-class SupportsPacking(Protocol):
-    """A ``LinearMethod`` that keeps another form than kernels of experts read, and can make that."""
-
-    def pack(self, module: Any) -> PackedWeight | None:
-        """Return the weight of a layer that is loaded; ``None``: there are no such kernels for it."""
 
 
 class PackedExperts(nn.Module):
@@ -122,9 +112,6 @@ class PackedExperts(nn.Module):
 
 def as_packed(linear: nn.Module, dtype: torch.dtype) -> PackedWeight | None:
     """The weight of a linear layer of ``dtype``, if its method has repacked it."""
-    method = getattr(linear, "method", None)
-    if isinstance(method, SupportsPacking):
-        return method.pack(linear)
     for child in linear.children():
         if isinstance(child, PackedWeight):
             return child

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from treadle.errors import ConfigError
-from treadle_layers_kit.dequantized import REPACKED, DequantizedLinear, replace_parameter, scaled
-from treadle_layers_kit.packed import PackedWeight
+from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
 from treadle_layers_kit.packed_layout import E2M1, FP8, codes_of_bytes
 from treadle_layers_kit.weight import empty_weight
 
@@ -104,19 +103,6 @@ class Fp8Linear(DequantizedLinear):
         by_block = module.weight_scale.dim() == 2
         product = self.product.mm_blocks if by_block else self.product.mm_rows
         return product(x, module.weight, module.weight_scale, bias)
-
-    def pack(self, module: Any) -> PackedWeight | None:
-        """For kernels that read several experts' weights, with activations as they are."""
-        if not self.uses_product:
-            packed: PackedWeight | None = module._modules.get(REPACKED)
-            return packed
-        weight, scale = module.weight.data, module.weight_scale.data
-        by_block = scale.dim() == 2
-        scale = scale.repeat_interleave(PRODUCT_BLOCK[0], 0) if by_block else scale[:, None]
-        inputs, step = weight.shape[1], self.step if scale.shape[1] > 1 else weight.shape[1]
-        return PackedWeight.pack(
-            lambda begin, end: weight[begin:end], scale, step, inputs, self.dtype, FP8
-        )
 
     def dense(self, module: Any) -> Tensor:
         step = self.step if module.weight_scale.shape[1] > 1 else module.weight.shape[1]

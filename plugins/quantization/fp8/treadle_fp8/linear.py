@@ -23,8 +23,6 @@ from treadle.api.models import LinearSpec
 from treadle_fp8_kit.quantize import FP8, FP8_MAX
 from treadle_fp8_kit.scaled_mm import ScaledMM
 from treadle_layers_kit import Shard, Sharded, empty_weight, ops
-from treadle_layers_kit.packed import PackedWeight
-from treadle_layers_kit.packed_layout import FP8 as FP8_NUMBERS
 from treadle_layers_kit.small_floats import fp8_to_float32
 
 __all__ = ("BlockLinear", "ChannelLinear", "MatrixLinear", "OnlineLinear")
@@ -69,11 +67,6 @@ class ChannelLinear:
 
     def apply_gated(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         return self.apply(module, x, bias, gated=True)
-
-    def pack(self, module: Any) -> PackedWeight | None:
-        return _packed(
-            module.weight, module.weight_scale[:, None], module.weight.shape[1], self.dtype
-        )
 
 
 class MatrixLinear(ChannelLinear):
@@ -188,17 +181,6 @@ class BlockLinear:
 
     def apply_gated(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         return self.apply(module, x, bias, gated=True)
-
-    def pack(self, module: Any) -> PackedWeight | None:
-        return _packed(module.weight, module.weight_scale, self.step, self.dtype)
-
-
-def _packed(weight: Tensor, scale: Tensor, step: int, dtype: torch.dtype) -> PackedWeight | None:
-    """For kernels that read several experts' weights, with activations as they are."""
-    inputs = weight.shape[1]
-    return PackedWeight.pack(
-        lambda begin, end: weight.data[begin:end], scale.data, step, inputs, dtype, FP8_NUMBERS
-    )
 
 
 def register_weight(module: nn.Module, spec: LinearSpec, dtype: torch.dtype) -> None:
