@@ -99,7 +99,7 @@ class TestHqq(Loaded):
 
 class TestTorchAo(Loaded):
     plugin = "quantization:torchao"
-    formats = {"int8": TorchAoFormat(), "fp8": TorchAoFormat("fp8"), "int4": TorchAoFormat("int4")}
+    formats = {"int8": TorchAoFormat(), "int4": TorchAoFormat("int4")}
 
 
 class TestQuark(Loaded):
@@ -143,6 +143,11 @@ class InFp8(OnCuda):
 class TestCompressedTensorsInFp8(InFp8):
     plugin = "quantization:compressed-tensors"
     formats = {"FP8": FloatFormat(static=True), "FP8, blocks": FloatFormat("block")}
+
+
+class TestTorchAoInFp8(InFp8, Loaded):
+    plugin = "quantization:torchao"
+    formats = {"fp8": TorchAoFormat("fp8")}
 
 
 class TestModelOptInFp8(InFp8):
