@@ -74,7 +74,7 @@ def test_random_traffic_compiles_nothing(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     source = random.Random(11)
-    with LLM(device="cuda", gpu_memory_utilization=0.5, **options) as llm:
+    with LLM(device="cuda", gpu_memory_utilization=0.25, **options) as llm:
         caplog.set_level(logging.INFO, logger="treadle_worker_kit.compilations")
         most = llm.info.max_model_len - 64
         for _ in range(60):

@@ -44,6 +44,8 @@ def warm_up_steps(limits: SchedulerConfig, info: EngineInfo) -> Iterator[Schedul
         for rows in sorted({1, most})
         for params in PARAMS
     ]
+    # Of few keys, which nothing splits: another kernel than that of as many tokens behind a prefix.
+    shapes.append((0, [(0, min(CHUNKS[0], last))] * (MIN_PROMPT // CHUNKS[0] + 1), (GREEDY,)))
     for tokens in CHUNKS:
         shapes.append((0, [chunk(tokens)] * (MIN_PROMPT // tokens + 1), (GREEDY,)))
         shapes.append((0, [chunk(tokens, last), (0, min(MIN_PROMPT, last))], (GREEDY,)))
