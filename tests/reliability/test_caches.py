@@ -33,6 +33,7 @@ CLOSED = {
     "attributes": "protocols of plugins",
     "_class_of": "protocols of plugins",
     "_shared_layout": "widths of the model's heads",
+    "assembly": "the number formats of a checkpoint",
     "num_sms": "devices",
 }
 

@@ -25,6 +25,7 @@ def checked_once(check: Callable[P, bool]) -> Callable[P, bool]:
     def call(*args: P.args, **kwargs: P.kwargs) -> bool:
         return check(*args, **kwargs) if is_collecting() else kept(*args, **kwargs)  # type: ignore[arg-type]
 
+    call.cache_clear = kept.cache_clear  # type: ignore[attr-defined]
     return call
 
 

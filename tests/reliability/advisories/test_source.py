@@ -18,10 +18,9 @@ UNBOUNDED_CACHES = {
     "treadle/plugins/boundary.py",
     "treadle/plugins/kinds.py",
     "treadle/testing/structured_output.py",
-    "treadle_kernels_triton/hopper/small_batch.py",
     "treadle_kernels_triton/int4/hopper.py",
     "treadle_kernels_triton/int4/linear.py",
-    "treadle_kernels_triton/int4/self_check.py",
+    "treadle_kernels_triton/packed/lookup.py",
     "treadle_triton_kit/tma.py",
 }
 # Caches that are pickles on disk, stores with names from requests, parts of frameworks that are not used,

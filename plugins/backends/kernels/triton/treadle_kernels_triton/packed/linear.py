@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,7 @@ from treadle_kernels_triton.packed import kernel
 from treadle_kernels_triton.packed.self_check import check_kernels
 from treadle_kernels_triton.packed.tiles import choose_packed_tile
 from treadle_layers_kit.packed_layout import Levels, packed_linear
-from treadle_triton_kit.self_check import self_check
+from treadle_triton_kit.self_check import checked_once, self_check
 
 __all__ = ("PackedLinear", "load", "works")
 
@@ -58,7 +57,7 @@ class PackedLinear:
         return y.view(*x.shape[:-1], y.shape[1])
 
 
-@cache
+@checked_once
 def works(bits: int, dtype: torch.dtype) -> bool:
     """Whether the kernels do, tried once on the device that is current; if not, the log says so."""
     device = torch.device("cuda", torch.cuda.current_device())
