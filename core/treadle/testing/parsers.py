@@ -252,12 +252,12 @@ class ToolParserSuite(StreamParserSuite):
             pytest.skip("no backend for it is installed")
         from treadle.testing.grammars import sample_texts
 
-        endings = sorted(set(re.findall("</[^>]+>", "".join(output for output, _ in self.cases))))
         for tool in self.tools:
             choice = {"type": "function", "function": {"name": tool.name}}
             spec = self.open().grammar_for_tool_choice(choice)
             if spec is None:
                 pytest.skip("it cannot force a call")
+            endings = sorted(set(re.findall("</[^>]+>", spec.source.replace("\\/", "/"))))
             for output in sample_texts(self.opener, spec, 3, endings=endings):
                 deltas = self.parse(self.open, [output])
                 assert [type(d) for d in deltas] == [ToolCallDelta], f"{output!r} became {deltas}"

@@ -113,7 +113,7 @@ def test_missing_key_lists_the_known_ones_and_names_what_to_install(site, monkey
         name(site.plugin_manager(), "gguf")
     assert str(error.value) == (
         "no plugin provides quantization:gguf (known: awq, gptq); "
-        "from a clone: pip install './kits/layers' './kits/triton' './plugins/quantization/fp8'"
+        "from a clone: pip install './kits/layers' './kits/triton' './kits/fp8' './plugins/quantization/fp8'"
     )
 
 
