@@ -40,6 +40,5 @@ class StepGraphs(Protocol[Captured]):
         features: Features,
         masks: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> Tensor:
-        """Replay sampling after ``forward``. Return tokens ``[rows]``, from ``flag_invalid``; on the CPU side
-        they come with the end of the step. ``masks`` are rows of the step, int64 ``[n]``, and the bitmask
-        of each, int32 ``[n, words]``."""
+        """Replay sampling after ``forward``. Return tokens ``[rows]``, from ``flag_invalid``, when the step has
+        ended. ``masks`` are rows of the step, int64 ``[n]``, and their bitmasks, int32 ``[n, words]``."""
