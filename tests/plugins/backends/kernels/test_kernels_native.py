@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
-from treadle.errors import ConfigError, UnsupportedModelError
+from treadle.errors import ConfigError, PluginLoadError, UnsupportedModelError
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 
@@ -257,13 +258,22 @@ def test_without_the_library_the_engine_runs_in_torch_and_says_so(
     engine.close()
 
 
-def test_an_instruction_set_that_the_machine_lacks_is_refused() -> None:
-    from treadle_kernels_native.program import choose
-
-    assert choose("auto", InstructionSet.AVX2) is InstructionSet.AVX2
-    assert choose("generic", InstructionSet.AVX2) is InstructionSet.GENERIC
-    with pytest.raises(ConfigError, match="'amx', which this machine lacks; its best is 'avx2'"):
-        choose("amx", InstructionSet.AVX2)
+def test_an_instruction_set_that_the_machine_lacks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, before weights are loaded; and the library itself makes no engine that would crash."""
+    folder = make_checkpoint(tmp_path, **SIZES)
+    monkeypatch.setattr(library, "best_instruction_set", lambda _: InstructionSet.GENERIC)
+    with pytest.raises(
+        PluginLoadError, match="'avx2', which this machine lacks; its best is 'generic'"
+    ):
+        core(folder, isa="avx2")
+    assert answers(core(folder, isa="auto")) == answers(core(folder, native=False))
+    with pytest.raises(ConfigError, match="isa"):
+        core(folder, isa="sse9")
+    model = Model(hidden=32, heads=1, kv_heads=1, head_size=32, intermediate=32, page_size=16)
+    assert LIBRARY.tn_create(ctypes.byref(model), 1, BEST + 1, 0) is None
+    assert LIBRARY.tn_create(ctypes.byref(model), 1, -1, 0) is None
 
 
 def test_steps_are_sound_under_sanitizers(tmp_path: Path) -> None:
@@ -282,7 +292,38 @@ def test_steps_are_sound_under_sanitizers(tmp_path: Path) -> None:
         pytest.skip("this cc has no libraries of sanitizers")
     assert built.returncode == 0, built.stderr
     run = subprocess.run([str(tmp_path / "steps")], capture_output=True, text=True)
-    assert (run.returncode, run.stdout) == (0, "sound\n"), run.stderr[-4000:]
+    assert (run.returncode, run.stdout) == (0, f"sound to {BEST}\n"), run.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def steps_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None or platform.machine() != "x86_64" or shutil.which("qemu-x86_64") is None:
+        pytest.skip("there is no cc for x86-64, or no qemu-x86_64")
+    program = tmp_path_factory.mktemp("driver") / "steps"
+    sources = Path(library.__file__).parent / "csrc"
+    files = [str(Path(__file__).with_name("native_steps.c")), *map(str, sources.glob("*.c"))]
+    flags = ["-march=x86-64", "-std=gnu11", "-O2", "-w", "-pthread", "-I", str(sources)]
+    subprocess.run([compiler, *flags, "-o", str(program), *files, "-lm"], check=True)
+    return program
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("machine", "best"),
+    [
+        ("qemu64", InstructionSet.GENERIC),
+        ("Haswell,-fma", InstructionSet.GENERIC),
+        ("Haswell", InstructionSet.AVX2),
+    ],
+)
+def test_lesser_machines_run_what_they_have(
+    steps_program: Path, machine: str, best: InstructionSet
+) -> None:
+    """An emulated machine ends a program by SIGILL for what it lacks; it has no AVX-512."""
+    command = ["qemu-x86_64", "-cpu", machine, str(steps_program), "20"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (0, f"sound to {best}\n"), run.stderr[-2000:]
 
 
 def test_the_build_asks_for_a_compiler_only_where_there_is_none(

@@ -6,12 +6,14 @@ import ctypes
 from ctypes import POINTER, c_int64, c_void_p
 from pathlib import Path
 
-from treadle_kernels_native.structs import ABI, InstructionSet, Linear, Model, Step
+from treadle.errors import ConfigError
+from treadle_kernels_native.structs import ABI, InstructionSet, Layer, Linear, Model, Step
 
 __all__ = (
     "LIBRARY_NAME",
     "LibraryError",
     "best_instruction_set",
+    "choose_instruction_set",
     "load_library",
     "missing_reason",
 )
@@ -48,6 +50,11 @@ def load_library(path: Path | None = None) -> ctypes.CDLL:
             "tn_run": (None, (c_void_p, POINTER(Step))),
             "tn_argmax": (None, (c_void_p, c_void_p, c_int64, c_int64, c_void_p)),
             "tn_destroy": (None, (c_void_p,)),
+            "tn_kernels_test": (c_void_p, (c_int64,)),
+            "tn_attention_test": (
+                None,
+                (c_void_p, POINTER(Layer), POINTER(Step), c_void_p, c_void_p),
+            ),
             "tn_linear_test": (None, (c_void_p, POINTER(Linear), c_void_p, c_int64, c_void_p)),
         }
         for name, (result, arguments) in functions.items():
@@ -66,3 +73,17 @@ def load_library(path: Path | None = None) -> ctypes.CDLL:
 def best_instruction_set(library: ctypes.CDLL) -> InstructionSet:
     """Return the best instruction set that this machine and its system allow."""
     return InstructionSet(library.tn_best_isa())
+
+
+def choose_instruction_set(library: ctypes.CDLL, isa: str) -> InstructionSet:
+    """Return the instruction set of the option ``isa``. Raises ``ConfigError`` if the machine lacks it."""
+    best = best_instruction_set(library)
+    if isa == "auto":
+        return best
+    chosen = InstructionSet[isa.upper()]
+    if chosen > best:
+        raise ConfigError(
+            f"option isa of kernel_ops:native is {isa!r}, which this machine lacks; its best is "
+            f"{best.name.lower()!r}, and 'auto' chooses it"
+        )
+    return chosen

@@ -7,6 +7,7 @@ of them runs in torch, and the reason is said.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ctypes import CDLL
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from torch.nn import functional as F
 from treadle.api.attention import MaskKind
 from treadle.errors import UnsupportedModelError
 from treadle_kernels_native.int8 import Int8Linear
+from treadle_kernels_native.library import LibraryError, choose_instruction_set, load_library
 from treadle_kernels_native.program import NativeProgram
+from treadle_kernels_native.structs import InstructionSet
 from treadle_layers_kit import (
     CausalDecoder,
     Decoder,
@@ -42,26 +45,37 @@ MAX_GROUP = 48
 
 
 def plan(model: nn.Module, *, isa: str, pin: bool) -> NativePlan | str:
-    """Return the plan for an empty model, or why the library cannot run it."""
+    """Return the plan for an empty model, or why the library cannot run it.
+
+    Raises ``ConfigError`` for an instruction set that the machine lacks.
+    """
+    try:
+        library = load_library()
+    except LibraryError as error:
+        return str(error)
+    instruction_set = choose_instruction_set(library, isa)
     reason = next(_misfits(model), None)
     if reason is not None:
         return reason
     for module in model.modules():
         if isinstance(module, Linear) and isinstance(module.method, PlainLinear):
             module.method.packs = False  # the library reads weights as they are
-    return NativePlan(model, isa, pin)
+    return NativePlan(library, model, instruction_set, pin)
 
 
 class NativePlan:
     """A model of known form. Its program reads the module's own tensors."""
 
-    def __init__(self, model: Any, isa: str, pin: bool) -> None:
-        self._model, self._isa, self._pin = model, isa, pin
+    def __init__(
+        self, library: CDLL, model: Any, instruction_set: InstructionSet, pin: bool
+    ) -> None:
+        self._library, self._model = library, model
+        self._instruction_set, self._pin = instruction_set, pin
 
     def compile(self, facts: DecoderFacts) -> tuple[NativeProgram, str]:
         """Return the program and a sentence about it.
 
-        Raises ``ConfigError``, ``EngineError``, and ``UnsupportedModelError`` if another plugin's kernel or
+        Raises ``EngineError``, and ``UnsupportedModelError`` if another plugin's kernel or
         attention was given a place in the model since: a program would not call it.
         """
         replaced = next(_replaced(self._model), None)
@@ -70,9 +84,9 @@ class NativePlan:
         others = sorted(set(facts.attention) - {"sdpa"})
         if others:
             raise UnsupportedModelError(f"attention backend {others[0]} was chosen, not sdpa")
-        program = NativeProgram(self._model, facts, self._isa, self._pin)
+        program = NativeProgram(self._library, self._model, facts, self._instruction_set, self._pin)
         threads = f"{facts.threads} thread{'s' * (facts.threads != 1)}"
-        name = program.instruction_set.name.lower()
+        name = self._instruction_set.name.lower()
         return program, f"Steps run in one call by native kernels ({name}, {threads})."
 
 

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treadle.errors import ConfigError, EngineError
+from treadle.errors import EngineError
 from treadle_kernels_native.int8 import quantize
-from treadle_kernels_native.library import LibraryError, best_instruction_set, load_library
 from treadle_kernels_native.structs import (
     MAX_TABLES,
     Format,
@@ -35,16 +34,18 @@ MAX_THREADS = 256
 class NativeProgram:
     """A ``DecodeProgram``. It owns the library's threads and memory, and keeps the tensors alive.
 
-    Raises ``ConfigError`` for an instruction set that the machine lacks, and ``EngineError`` if the library
-    or its memory is not to be had.
+    Raises ``EngineError`` if its memory or its threads are not to be had.
     """
 
-    def __init__(self, model: Any, facts: DecoderFacts, isa: str, pin: bool) -> None:
-        try:
-            self._library = load_library()
-        except LibraryError as error:
-            raise EngineError(str(error)) from error
-        self.instruction_set = choose(isa, best_instruction_set(self._library))
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        model: Any,
+        facts: DecoderFacts,
+        instruction_set: InstructionSet,
+        pin: bool,
+    ) -> None:
+        self._library = library
         self._kept: list[Any] = []  # what the structs point to
         self._ropes: dict[int, tuple[Tensor, Tensor]] = {}
         self._sizes = facts
@@ -55,7 +56,7 @@ class NativeProgram:
             )
         threads = min(facts.threads, MAX_THREADS)
         self._engine = self._library.tn_create(
-            ctypes.byref(self._model), threads, self.instruction_set, pin
+            ctypes.byref(self._model), threads, instruction_set, pin
         )
         if not self._engine:
             raise EngineError(
@@ -240,16 +241,3 @@ def destroy(library: ctypes.CDLL, engine: int, process: int) -> None:
     """End an engine, unless this is a child that was forked since: it has none of the threads."""
     if os.getpid() == process:
         library.tn_destroy(engine)
-
-
-def choose(isa: str, best: InstructionSet) -> InstructionSet:
-    """Return the instruction set of the option ``isa``. Raises ``ConfigError`` if the machine lacks it."""
-    if isa == "auto":
-        return best
-    chosen = InstructionSet[isa.upper()]
-    if chosen > best:
-        raise ConfigError(
-            f"option isa of kernel_ops:native is {isa!r}, which this machine lacks; its best is "
-            f"{best.name.lower()!r}, and 'auto' chooses it"
-        )
-    return chosen

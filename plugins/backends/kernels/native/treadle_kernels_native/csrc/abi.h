@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define TN_ABI 1
+#define TN_ABI 2
 #define TN_EXPORT __attribute__((visibility("default")))
 #define TN_MAX_TABLES 8
 
@@ -66,14 +66,20 @@ typedef struct tn_engine tn_engine;
 TN_EXPORT int64_t tn_abi(void);
 /* The best instruction set of this machine; asks the system for the tiles of AMX. */
 TN_EXPORT int64_t tn_best_isa(void);
-/* NULL if memory or threads are not to be had. isa must not exceed tn_best_isa(). */
+/* NULL if memory or threads are not to be had, or this machine lacks the instruction set. */
 TN_EXPORT tn_engine *tn_create(const tn_model *model, int64_t threads, int64_t isa, int64_t pin);
 /* Run a step. One call at a time. */
 TN_EXPORT void tn_run(tn_engine *engine, const tn_step *step);
 /* Index of the largest of each row of logits [rows, n], the lowest of equals; -1 where one is NaN. */
 TN_EXPORT void tn_argmax(tn_engine *engine, const float *logits, int64_t rows, int64_t n, int64_t *result);
 TN_EXPORT void tn_destroy(tn_engine *engine);
-/* One linear layer on x [m, k] in float, y [m, n]: for tests. */
+/* For tests: the innermost loops of an instruction set, or NULL if this machine lacks it. */
+typedef struct tn_kernels tn_kernels;
+TN_EXPORT const tn_kernels *tn_kernels_test(int64_t isa);
+/* For tests: turn queries and keys, store keys and values, and attend. qkv is [tokens, (heads + 2 kv_heads) * head_size],
+ * attended [tokens, heads * head_size]. */
+TN_EXPORT void tn_attention_test(tn_engine *engine, const tn_layer *layer, const tn_step *step, const float *qkv, float *attended);
+/* For tests: one linear layer on x [m, k] in float, y [m, n]. */
 TN_EXPORT void tn_linear_test(tn_engine *engine, const tn_linear *linear, const float *x, int64_t m, float *y);
 
 #endif

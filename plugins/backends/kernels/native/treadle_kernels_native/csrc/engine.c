@@ -26,6 +26,13 @@ static tn_kernels kernels_for(int64_t isa) {
     return kernels;
 }
 
+const tn_kernels *tn_kernels_test(int64_t isa) {
+    static tn_kernels kernels[TN_AMX + 1];
+    if (isa < TN_GENERIC || isa > tn_best_isa()) return NULL;
+    kernels[isa] = kernels_for(isa);
+    return &kernels[isa];
+}
+
 /* Two passes: the first one counts bytes from NULL, the second one hands them out. */
 typedef struct {
     char *next;
@@ -75,6 +82,7 @@ static void take_all(tn_engine *engine, arena *from) {
 }
 
 tn_engine *tn_create(const tn_model *model, int64_t threads, int64_t isa, int64_t pin) {
+    if (isa < TN_GENERIC || isa > tn_best_isa()) return NULL; /* rather than SIGILL */
     tn_engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL) return NULL;
     engine->model = *model;

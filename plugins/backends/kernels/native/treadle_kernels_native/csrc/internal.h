@@ -24,7 +24,7 @@ static inline float from_bf16(bf16 x) {
 
 /* The innermost loops, for one instruction set. Sums of a result are in the same order whatever m and n
  * are, so that no row depends on the others. k and head sizes are multiples of 32. */
-typedef struct {
+struct tn_kernels {
     /* y[m][n] = x[m] · w[n]; ld* are distances of rows in elements */
     void (*dot_f32)(const float *x, int64_t ldx, int64_t m, const float *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
     void (*dot_f32_bf16)(const float *x, int64_t ldx, int64_t m, const bf16 *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
@@ -47,7 +47,7 @@ typedef struct {
     float (*to_uint8)(const float *x, int64_t n, uint8_t *y);
     /* The first index of the largest, -1 if there is a NaN */
     int64_t (*argmax)(const float *x, int64_t n);
-} tn_kernels;
+};
 
 TN_INTERNAL extern const tn_kernels tn_kernels_generic;
 #if defined(__x86_64__)

@@ -142,25 +142,68 @@ static void run_slab(void *context, int thread) {
 #endif
 }
 
+/* Where the next slab begins: a row, its tokens in earlier slabs, and all ids of prompts in them. */
+typedef struct {
+    int64_t row, done, prompt;
+} cursor;
+
+static slab next_slab(tn_engine *engine, const tn_step *step, cursor *at, float *logits) {
+    slab s = {engine, step, 0, 0, 0, 1, logits};
+    while (at->row < step->rows && s.tokens < TN_SLAB) {
+        const int64_t left = step->counts[at->row] - at->done, room = TN_SLAB - s.tokens, count = left < room ? left : room;
+        const int generates = at->row < step->num_decodes;
+        engine->pieces[s.pieces++] = (tn_piece){step->slots[at->row], (int32_t)s.tokens, (int32_t)count, step->starts[at->row] + at->done, generates ? NULL : step->prompt_ids + at->prompt};
+        if (!generates) at->prompt += count;
+        if (count > 1) s.alone = 0;
+        s.tokens += count;
+        at->done += count;
+        if (count < left) break;
+        if (step->samples[at->row]) engine->sampled[s.num_sampled++] = (int32_t)s.tokens - 1;
+        at->row++;
+        at->done = 0;
+    }
+    return s;
+}
+
 void tn_run(tn_engine *engine, const tn_step *step) {
-    int64_t row = 0, done = 0, prompt = 0, logits = 0; /* done: tokens of the row in earlier slabs */
-    while (row < step->rows) {
-        slab s = {engine, step, 0, 0, 0, 1, step->logits + logits * engine->model.head.n};
-        while (row < step->rows && s.tokens < TN_SLAB) {
-            const int64_t left = step->counts[row] - done, room = TN_SLAB - s.tokens, count = left < room ? left : room;
-            const int generates = row < step->num_decodes;
-            engine->pieces[s.pieces++] = (tn_piece){step->slots[row], (int32_t)s.tokens, (int32_t)count, step->starts[row] + done, generates ? NULL : step->prompt_ids + prompt};
-            if (!generates) prompt += count;
-            if (count > 1) s.alone = 0;
-            s.tokens += count;
-            done += count;
-            if (count < left) break;
-            if (step->samples[row]) engine->sampled[s.num_sampled++] = (int32_t)s.tokens - 1;
-            row++;
-            done = 0;
-        }
-        logits += s.num_sampled;
+    cursor at = {0, 0, 0};
+    float *logits = step->logits;
+    while (at.row < step->rows) {
+        slab s = next_slab(engine, step, &at, logits);
+        logits += s.num_sampled * engine->model.head.n;
         tn_pool_run(engine->pool, run_slab, &s);
+    }
+}
+
+/* ------------------------------------------------------------------------------------- for tests */
+
+typedef struct {
+    const slab *slab;
+    const tn_layer *layer;
+} attention_job;
+
+static void run_attention(void *context, int thread) {
+    const attention_job *job = context;
+    const slab *s = job->slab;
+#if defined(__x86_64__)
+    if (s->engine->isa >= TN_AMX) tn_amx_begin();
+#endif
+    if (!s->alone) rope(s, job->layer);
+    tn_attention_run(s->engine, thread, job->layer, s->step, s->engine->pieces, s->pieces, s->alone);
+#if defined(__x86_64__)
+    if (s->engine->isa >= TN_AMX) tn_amx_end();
+#endif
+}
+
+void tn_attention_test(tn_engine *engine, const tn_layer *layer, const tn_step *step, const float *qkv, float *attended) {
+    const int64_t queries = engine->model.heads * engine->model.head_size, width = queries + 2 * engine->model.kv_heads * engine->model.head_size;
+    cursor at = {0, 0, 0};
+    while (at.row < step->rows) {
+        const slab s = next_slab(engine, step, &at, NULL);
+        memcpy(engine->qkv, qkv, (size_t)(s.tokens * width) * sizeof(float));
+        tn_pool_run(engine->pool, run_attention, &(attention_job){&s, layer});
+        memcpy(attended, engine->attended, (size_t)(s.tokens * queries) * sizeof(float));
+        qkv += s.tokens * width, attended += s.tokens * queries;
     }
 }
 

@@ -1,0 +1,202 @@
+"""The innermost loops of treadle-kernels-native against torch, on every instruction set of the machine."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from collections.abc import Callable
+from ctypes import CFUNCTYPE, c_float, c_int64, c_void_p
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from treadle_kernels_native import library
+from treadle_kernels_native.structs import InstructionSet
+
+# Where there is a compiler, a library that was not built is a failure of the build hook.
+if library.missing_reason() is not None and shutil.which("cc") is None:
+    pytest.skip(str(library.missing_reason()), allow_module_level=True)
+
+LIBRARY = library.load_library()
+BEST = library.best_instruction_set(LIBRARY)
+DOT = (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64)
+MIX = (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p)
+FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "dot_f32": (None, DOT),
+    "dot_f32_bf16": (None, DOT),
+    "dot_bf16": (None, DOT),
+    "dot_int8": (None, DOT),
+    "mix_f32": (None, MIX),
+    "mix_bf16": (None, MIX),
+    "scale_max": (c_float, (c_void_p, c_int64, c_float)),
+    "exp_sum": (c_float, (c_void_p, c_int64, c_float)),
+    "rms_norm": (None, (c_void_p, c_void_p, c_float, c_int64, c_void_p)),
+    "rotate": (None, (c_void_p, c_void_p, c_void_p, c_int64)),
+    "silu_mul": (None, (c_void_p, c_void_p, c_int64, c_void_p)),
+    "to_bf16": (None, (c_void_p, c_int64, c_void_p)),
+    "to_f32": (None, (c_void_p, c_int64, c_void_p)),
+    "to_uint8": (c_float, (c_void_p, c_int64, c_void_p)),
+    "argmax": (c_int64, (c_void_p, c_int64)),
+}
+"""``tn_kernels`` of ``csrc/internal.h``, in its order."""
+SIZES = (16, 32, 48, 96, 320, 1024)
+
+
+class Loops:
+    """The functions of one instruction set, on tensors."""
+
+    def __init__(self, isa: InstructionSet) -> None:
+        table = (c_void_p * len(FUNCTIONS)).from_address(LIBRARY.tn_kernels_test(isa))
+        self._functions = {
+            name: CFUNCTYPE(result, *arguments)(address) if address else None
+            for (name, (result, arguments)), address in zip(FUNCTIONS.items(), table, strict=True)
+        }
+
+    def __getattr__(self, name: str) -> Callable[..., Any] | None:
+        function: Any = self._functions[name]
+
+        def call(*arguments: Any) -> Any:
+            return function(*(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments))
+
+        return None if function is None else call
+
+
+@pytest.fixture(scope="module", params=[name for name in InstructionSet if name <= BEST])
+def loops(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(0)
+    return Loops(request.param)
+
+
+def near(actual: Tensor, expected: Tensor, error: float) -> None:
+    torch.testing.assert_close(actual, expected.to(actual.dtype), atol=error, rtol=0)
+
+
+@pytest.mark.parametrize("k", [32, 64, 96, 512])
+def test_products_of_rows(loops: Any, k: int) -> None:
+    """Every remainder of the numbers of rows and columns that registers hold, within wider matrices."""
+    for m, n in ((1, 1), (1, 9), (2, 8), (5, 3), (6, 4), (7, 13), (13, 5)):
+        x, w = torch.randn(m, k + 32)[:, :k], torch.randn(n, k + 64)[:, :k] / k**0.5
+        half_x, half_w = x.bfloat16(), w.bfloat16()
+        bytes_x = torch.randint(0, 256, (m, k), dtype=torch.uint8)
+        codes = torch.randint(-127, 128, (n, k), dtype=torch.int8)
+        for name, left, right in (
+            ("dot_f32", x, w),
+            ("dot_f32_bf16", x, half_w),
+            ("dot_bf16", half_x, half_w),
+            ("dot_int8", bytes_x, codes),
+        ):
+            function = getattr(loops, name)
+            if function is None:
+                continue
+            dtype = torch.int32 if name == "dot_int8" else torch.float32
+            y = torch.full((m, n + 3), -7, dtype=dtype)
+            function(left, left.stride(0), m, right, right.stride(0), n, k, y, n + 3)
+            near(y[:, :n], left.double() @ right.double().T, 0 if dtype == torch.int32 else 3e-5)
+            assert torch.all(y[:, n:] == -7)
+
+
+@pytest.mark.parametrize("d", [32, 64, 96, 128, 256])
+def test_values_times_weights(loops: Any, d: int) -> None:
+    for m, keys in ((1, 1), (2, 5), (3, 16), (7, 64)):
+        p, keep, before = torch.rand(m, 64), torch.rand(m), torch.randn(m, d)
+        values = torch.randn(keys, 2 * d)[:, :d]
+        for name, v in (("mix_f32", values), ("mix_bf16", values.bfloat16())):
+            y = before.clone()
+            getattr(loops, name)(p, 64, keep, m, v, v.stride(0), keys, d, y)
+            near(y, before.double() * keep[:, None] + p[:, :keys].double() @ v.double(), 3e-5)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_softmax_in_parts(loops: Any, n: int) -> None:
+    x = torch.randn(n) * 20
+    x[n // 2 :: 5] = -torch.inf
+    y = x.clone()
+    largest = loops.scale_max(y, n, 0.3)
+    near(y, x * 0.3, 0)
+    assert largest == float((x * 0.3).max())
+    total = loops.exp_sum(y, n, largest)
+    expected = (x.double() * 0.3 - largest).exp()
+    near(y, expected, 2e-6)
+    assert total == pytest.approx(float(expected.sum()), rel=2e-6)
+    nothing = torch.full((n,), -torch.inf)
+    assert loops.scale_max(nothing, n, 2.0) == -torch.inf
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_norms_and_activations(loops: Any, n: int) -> None:
+    x, weight = torch.randn(n) * 3, torch.randn(n)
+    y = torch.empty(n)
+    loops.rms_norm(x, weight, 1e-5, n, y)
+    near(y, F.rms_norm(x.double(), (n,), weight.double(), 1e-5), 5e-6)
+    in_place = x.clone()
+    loops.rms_norm(in_place, weight, 1e-5, n, in_place)
+    assert torch.equal(in_place, y)
+    gate, up = torch.randn(n) * 10, torch.randn(n)
+    gate[0], gate[1] = -200.0, 200.0
+    loops.silu_mul(gate, up, n, y)
+    torch.testing.assert_close(y, (F.silu(gate.double()) * up).float(), atol=1e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("half", [16, 32, 48, 64, 128])
+def test_rotary_embedding(loops: Any, half: int) -> None:
+    x, angles = torch.randn(2 * half), torch.randn(half)
+    cos, sin = angles.cos(), angles.sin()
+    y = x.clone()
+    loops.rotate(y, cos, sin, half)
+    a, b = x[:half], x[half:]
+    near(y, torch.cat((a * cos - b * sin, b * cos + a * sin)), 1e-6)
+
+
+def test_conversions_equal_those_of_torch(loops: Any) -> None:
+    """Bit by bit: ties, numbers that overflow, the smallest, infinities and NaN."""
+    bits = torch.randint(-(2**31), 2**31 - 1, (4096,), dtype=torch.int64).to(torch.int32)
+    bits[:8] = torch.tensor(
+        [0x3F808000, 0x3F818000, 0x7F7FFFFF, 1, 0x8000, 0x7F800000, 0, -(2**31)]
+    )
+    x = bits.view(torch.float32)
+    half = torch.empty(4096, dtype=torch.bfloat16)
+    loops.to_bf16(x, 4096, half)
+    expected = x.bfloat16()
+    real = ~x.isnan()
+    assert torch.equal(half[real].view(torch.int16), expected[real].view(torch.int16))
+    assert torch.all(half[~real].isnan())
+    back = torch.empty(4096)
+    loops.to_f32(half, 4096, back)
+    assert torch.equal(back[real], expected[real].float())
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_rows_in_eight_bits(loops: Any, n: int) -> None:
+    x = torch.randn(n)
+    codes = torch.empty(n, dtype=torch.uint8)
+    scale = loops.to_uint8(x, n, codes)
+    assert scale == pytest.approx(float(x.abs().max()) / 127, rel=1e-6)
+    near((codes.float() - 128) * scale, x, scale * 0.501)
+    assert loops.to_uint8(torch.zeros(n), n, codes) == 0
+    assert torch.all(codes == 128)
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 320, 1003])
+def test_argmax_takes_the_first_of_equals(loops: Any, n: int) -> None:
+    x = torch.randn(n)
+    assert loops.argmax(x, n) == int(x.argmax())
+    for i in {0, n // 2, n - 1}:
+        y = x.clone()
+        y[i], y[-1] = 9.0, 9.0
+        assert loops.argmax(y, n) == i
+        y[i] = torch.nan
+        assert loops.argmax(y, n) == -1
+        y[:] = -torch.inf
+        assert loops.argmax(y, n) == -1
+        y[i] = -3.0
+        assert loops.argmax(y, n) == i
+        y[i] = torch.inf
+        assert loops.argmax(y, n) == i
+
+
+def test_an_instruction_set_that_the_machine_lacks_has_no_loops() -> None:
+    assert LIBRARY.tn_kernels_test(BEST + 1) is None
+    assert LIBRARY.tn_kernels_test(-1) is None
+    assert ctypes.sizeof(c_void_p) == 8
