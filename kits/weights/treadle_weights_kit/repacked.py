@@ -7,17 +7,19 @@ outputs and columns of inputs, so that the usual rules cut a rank's share out of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from treadle.api.files import SupportsTensorFiles, WeightLoader
+from treadle.api.files import ModelFiles, SupportsTensorFiles, WeightLoader
 from treadle.errors import CheckpointError
+from treadle_weights_kit.mapped import SafetensorsLoader
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ("Matrix", "RepackedLoader")
+__all__ = ("Matrix", "RepackedLoader", "open_repacked")
 
+C = TypeVar("C")
 AGAIN = "the file is damaged or is not what config.json says; download it again"
 
 
@@ -89,8 +91,9 @@ Convert = Callable[[Matrix], Mapping[str, "Tensor"]]
 class RepackedLoader:
     """See ``treadle.api.files.WeightLoader``.
 
-    A matrix is what has a tensor whose last component is one of ``marks``; ``leaves`` also belong to it, and ``needed`` says which a matrix must have, by its path. ``convert`` returns its tensors by last component, of which
-    ``weight`` is one.
+    A matrix is what has a tensor whose last component is one of ``marks``; ``leaves`` also belong to it, and
+    ``needed`` says which a matrix must have, by its path. ``convert`` returns its tensors by last component,
+    of which ``weight`` is one.
     """
 
     def __init__(
@@ -163,6 +166,17 @@ class RepackedLoader:
                 "nothing; download it again"
             )
         return matrices
+
+
+def open_repacked(
+    files: ModelFiles,
+    loader: Callable[[Files, C | None], RepackedLoader],
+    read_config: Callable[[Mapping[str, Any]], C],
+) -> RepackedLoader:
+    """Open the safetensors of a checkpoint with what its ``quantization_config`` says; ``None``: nothing."""
+    stored = files.config.get("quantization_config")
+    config = read_config(stored) if isinstance(stored, dict) else None
+    return loader(SafetensorsLoader(files), config)
 
 
 def _listed(dtypes: Sequence[torch.dtype]) -> str:

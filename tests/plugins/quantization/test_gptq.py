@@ -242,7 +242,7 @@ def test_dynamic_rules() -> None:
     )
     gate_up = quantization.linear_method(spec("model.layers.1.gate_proj", "model.layers.1.up_proj"))
     assert [(m.bits, m.group) for m in (down, gate_up, router)] == [(8, -1), (4, 64), (4, 32)]  # type: ignore[attr-defined, union-attr]
-    with pytest.raises(UnsupportedModelError, match="quantizes differently"):
+    with pytest.raises(UnsupportedModelError, match="stores differently"):
         quantization.linear_method(spec("model.layers.1.gate_proj", "model.layers.1.down_proj"))
     with pytest.raises(UnsupportedModelError, match="dynamic rule 'a' says 5 bits"):
         scheme(GptqFormat(), dynamic={"a": {"bits": 5}}).linear_method(spec("a"))

@@ -29,7 +29,7 @@ class TestModelOpt(PluginSuite, QuantizationSuite):
     }
     refused = {
         "algorithm": ({"quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ'"),
-        "names": ({"ignore": "lm_head"}, "exclude_modules"),
+        "names": ({"ignore": "lm_head"}, "ignore in"),
         "group": ({"group_size": -1}, "group_size"),
         "layers": ({"quant_algo": "MIXED_PRECISION", "quantized_layers": [1]}, "quantized_layers"),
         "another method": ({"quant_method": "squeezellm"}, "'squeezellm'"),

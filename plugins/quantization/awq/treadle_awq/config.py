@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+from treadle.errors import CheckpointError, UnsupportedModelError
+from treadle_layers_kit.schemes import check_method, listed_names
 
 __all__ = ("AwqConfig", "read_config")
 
@@ -39,12 +40,8 @@ def read_config(checkpoint: Mapping[str, Any]) -> AwqConfig:
         extra = checkpoint.get("extra_config") or {}
         full = [n for n, v in extra.items() if isinstance(v, Mapping) and v.get("bits") == 16]
         checkpoint = {**checkpoint, "modules_to_not_convert": full}
-    elif not checkpoint or method not in METHODS:
-        state = f"is quantized with {method!r}" if checkpoint else "is not quantized"
-        raise ConfigError(
-            f"option quantization is 'awq', but this checkpoint {state}; leave the option out, or "
-            "choose a checkpoint whose config.json has a quantization_config of AWQ"
-        )
+    else:
+        check_method(checkpoint, *METHODS)
     bits = _read_int(checkpoint, "bits", "w_bit", default=4)
     if bits != 4:
         raise UnsupportedModelError(
@@ -62,17 +59,13 @@ def read_config(checkpoint: Mapping[str, Any]) -> AwqConfig:
             f"quantization_config says group_size {group_size}; it must be positive, or -1 for one "
             "group"
         )
-    names = checkpoint.get("modules_to_not_convert") or ()
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(
-            f"quantization_config says modules_to_not_convert {names!r}; it must be a list of names"
-        )
+    names = listed_names(checkpoint, "modules_to_not_convert")
     if layout != "gemm" and group_size not in (32, 64) and group_size < 128:
         raise UnsupportedModelError(
             f"quantization_config says version {version!r} with group_size {group_size}; this packing has "
             "32, 64, 128 and more"
         )
-    return AwqConfig(group_size, tuple(names), layout)
+    return AwqConfig(group_size, names, layout)
 
 
 def _first_value(checkpoint: Mapping[str, Any], *keys: str, default: Any) -> Any:

@@ -16,6 +16,7 @@ from treadle_awq.packing import dequantize, unpack
 from treadle_layers_kit import Shard, Sharded, empty_weight
 from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.quantized import CpuInt4, is_layer_skipped
+from treadle_layers_kit.schemes import LinearScheme
 
 __all__ = ("AwqLinear", "AwqScheme", "frozen_parameter", "scale_dtype")
 
@@ -23,7 +24,7 @@ __all__ = ("AwqLinear", "AwqScheme", "frozen_parameter", "scale_dtype")
 HEADS = ("lm_head",)
 
 
-class AwqScheme:
+class AwqScheme(LinearScheme):
     """What the ``quantization_config`` of an AWQ checkpoint means for its layers."""
 
     name = "awq"
@@ -41,12 +42,6 @@ class AwqScheme:
 
         linear = GemvLinear if self.config.layout == "gemv" else GemvFastLinear
         return linear(self.config.group_size, self._cuda)
-
-    def experts_method(self, spec: Any) -> None:
-        return None
-
-    def kv_cache_dtype(self, layer: str) -> None:
-        return None
 
 
 class AwqLinear:

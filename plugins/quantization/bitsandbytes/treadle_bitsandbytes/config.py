@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+from treadle_layers_kit.schemes import listed_names
 
 __all__ = ("FOUR_BITS", "Config", "read_config")
 
@@ -53,10 +54,8 @@ def read_config(checkpoint: Mapping[str, Any], type: str = "nf4") -> Config:
             f"quantization_config says bnb_4bit_quant_type {stored!r}; treadle-bitsandbytes reads "
             f"{', '.join(FOUR_BITS)}"
         )
-    names = checkpoint.get("llm_int8_skip_modules") or ()
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"llm_int8_skip_modules is not a list of names: {names!r:.200}")
-    return Config(stored, tuple(names))
+    names = listed_names(checkpoint, "llm_int8_skip_modules")
+    return Config(stored, names)
 
 
 def _flag(checkpoint: Mapping[str, Any], key: str) -> bool:

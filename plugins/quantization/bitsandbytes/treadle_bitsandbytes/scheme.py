@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle_bitsandbytes.config import FOUR_BITS, Config
 from treadle_bitsandbytes.linear import FourBitLinear, Int8Linear
 from treadle_layers_kit.quantized import is_layer_skipped
+from treadle_layers_kit.schemes import LinearScheme
 
 __all__ = ("BitsAndBytesScheme",)
 
@@ -16,7 +15,7 @@ HEADS = ("lm_head",)
 SCALES, FORMAT = ".weight.absmax", ".weight_format"
 
 
-class BitsAndBytesScheme:
+class BitsAndBytesScheme(LinearScheme):
     """Also ``SupportsWeightRenaming``: scales have the names of what they belong to."""
 
     name = "bitsandbytes"
@@ -36,9 +35,3 @@ class BitsAndBytesScheme:
         if name.endswith(FORMAT):
             return None
         return f"{name.removesuffix(SCALES)}.absmax" if name.endswith(SCALES) else name
-
-    def experts_method(self, spec: Any) -> None:
-        return None
-
-    def kv_cache_dtype(self, layer: str) -> None:
-        return None

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+from treadle.errors import CheckpointError, UnsupportedModelError
+from treadle_layers_kit.schemes import check_method, listed_names
 
 __all__ = ("Config", "Weights", "read_config")
 
@@ -64,12 +65,7 @@ def read_config(checkpoint: Mapping[str, Any]) -> Config:
     Raises ``ConfigError`` if the checkpoint is another's, ``UnsupportedModelError`` for a variant that
     this plugin does not read, ``CheckpointError`` for values that mean nothing.
     """
-    method = checkpoint.get("quant_method", KEY)
-    if not checkpoint or method != KEY:
-        state = f"is quantized with {method!r}" if checkpoint else "is not quantized"
-        raise ConfigError(
-            f"option quantization is {KEY!r}, but this checkpoint {state}; leave the option out"
-        )
+    check_method(checkpoint, KEY)
     _check_whole(checkpoint)
     groups = checkpoint.get("config_groups")
     if not isinstance(groups, Mapping) or not all(isinstance(g, Mapping) for g in groups.values()):
@@ -154,10 +150,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _names(values: Mapping[str, Any], key: str, where: str) -> Iterator[str]:
-    names = values.get(key) or ()
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{key} of {where} is not a list of names: {names!r}")
-    for name in names:
+    for name in listed_names(values, key, where):
         if name.startswith("re:"):
             try:
                 re.compile(name[3:])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
-from treadle.errors import UnsupportedModelError
 from treadle_compressed_tensors.config import Config, Weights
 from treadle_compressed_tensors.integers import IntLinear
 from treadle_fp8_kit.scaled_mm import ScaledMM
+from treadle_layers_kit.schemes import LinearScheme, stored_alike
 from treadle_layers_kit.small_floats import Fp4Linear, Fp8Linear
 
 __all__ = ("CompressedTensorsScheme",)
@@ -19,7 +17,7 @@ UNUSED = ("weight_shape", "input_scale", "input_zero_point", "input_global_scale
 CACHED = ("k_proj", "v_proj", "qkv_proj")
 
 
-class CompressedTensorsScheme:
+class CompressedTensorsScheme(LinearScheme):
     """Also ``SupportsWeightRenaming``: tensors that say nothing about weights are not read."""
 
     name = "compressed-tensors"
@@ -30,13 +28,7 @@ class CompressedTensorsScheme:
         self._fp8 = ScaledMM(device)
 
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
-        stored = {name: self.config.weights(name) for name in spec.names}
-        weights = stored[spec.names[0]]
-        if any(other != weights for other in stored.values()):
-            raise UnsupportedModelError(
-                f"{spec.prefix} fuses matrices that the checkpoint stores differently: "
-                + ", ".join(f"{name} ({w.kind if w else 'in full'})" for name, w in stored.items())
-            )
+        weights = stored_alike(spec, self.config.weights)
         return None if weights is None else self._method(weights)
 
     def _method(self, weights: Weights) -> LinearMethod:
@@ -61,9 +53,3 @@ class CompressedTensorsScheme:
             weights = self.config.weights(path)
             return None if weights is not None and weights.symmetric else name
         return name
-
-    def experts_method(self, spec: Any) -> None:
-        return None
-
-    def kv_cache_dtype(self, layer: str) -> None:
-        return None

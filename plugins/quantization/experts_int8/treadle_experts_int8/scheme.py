@@ -15,6 +15,7 @@ from treadle_layers_kit.dequantized import replace_parameter
 from treadle_layers_kit.dequantized_experts import DequantizedExperts
 from treadle_layers_kit.packed import PackedWeight
 from treadle_layers_kit.packed_layout import INT8
+from treadle_layers_kit.schemes import LinearScheme
 
 __all__ = ("ExpertsInt8Scheme", "Int8Experts")
 
@@ -59,7 +60,7 @@ class Int8Experts(DequantizedExperts):
         return codes.float().mul_(getattr(module, f"{stack}_scale")[expert][:, None])
 
 
-class ExpertsInt8Scheme:
+class ExpertsInt8Scheme(LinearScheme):
     """A ``QuantizationScheme`` of experts alone. Raises ``ConfigError`` for a checkpoint that is quantized."""
 
     name = KEY
@@ -76,6 +77,3 @@ class ExpertsInt8Scheme:
 
     def experts_method(self, spec: ExpertsSpec) -> ExpertsMethod:
         return Int8Experts()
-
-    def kv_cache_dtype(self, layer: str) -> None:
-        return None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+from treadle_layers_kit.schemes import listed_names
 
 __all__ = ("Fp8Config", "read_config")
 
@@ -55,8 +56,8 @@ def read_config(method: str, checkpoint: Mapping[str, Any]) -> Fp8Config:
             "leave the option out"
         )
     unquantized = (
-        *_names(checkpoint, "modules_to_not_convert"),
-        *_names(checkpoint, "ignored_layers"),
+        *listed_names(checkpoint, "modules_to_not_convert"),
+        *listed_names(checkpoint, "ignored_layers"),
     )
     if stored_method == "fbgemm_fp8":
         limit = checkpoint.get("activation_scale_ub")
@@ -92,10 +93,3 @@ def _block(value: Any) -> tuple[int, int]:
             f"quantization_config says weight_block_size {value!r}; it must be two positive numbers"
         )
     return sizes[0], sizes[1]
-
-
-def _names(checkpoint: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    value = checkpoint.get(key) or ()
-    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
-        raise CheckpointError(f"{key} in quantization_config is not a list of names: {value!r}")
-    return tuple(value)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle_fp8.config import Fp8Config
 from treadle_fp8.linear import BlockLinear, ChannelLinear, MatrixLinear, OnlineLinear
 from treadle_fp8_kit.scaled_mm import ScaledMM
 from treadle_layers_kit.quantized import is_layer_skipped
+from treadle_layers_kit.schemes import LinearScheme
 
 __all__ = ("Fp8Scheme",)
 
@@ -22,7 +21,7 @@ NAMES = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}
 UNUSED = ("q_scale", "prob_output_scale", "input_scale_ub")
 
 
-class Fp8Scheme:
+class Fp8Scheme(LinearScheme):
     """Also ``SupportsWeightRenaming``, because writers disagree about names."""
 
     name = "fp8"
@@ -54,9 +53,3 @@ class Fp8Scheme:
         if leaf == "input_scale" and not self.config.static:
             return None
         return f"{path}.{leaf}"
-
-    def experts_method(self, spec: Any) -> None:
-        return None
-
-    def kv_cache_dtype(self, layer: str) -> None:
-        return None

@@ -14,13 +14,14 @@ from treadle_gguf.blocks import dequantize, levels, scales
 from treadle_gguf.types import FLOATS, TYPES
 from treadle_layers_kit import Shard, Sharded, empty_weight, set_shards
 from treadle_layers_kit.dequantized import DequantizedLinear
+from treadle_layers_kit.schemes import LinearScheme
 
 __all__ = ("GgufLinear", "GgufScheme")
 
 HEAD = "lm_head"
 
 
-class GgufScheme:
+class GgufScheme(LinearScheme):
     """Also ``SupportsWeightRenaming``: matrices that a layer fuses may have different types, so that
     each is a module of the layer."""
 
@@ -69,12 +70,6 @@ class GgufScheme:
         path, _, leaf = name.rpartition(".")
         home = self._homes.get(path)
         return f"{home}.weight" if home is not None and leaf == "weight" else name
-
-    def experts_method(self, spec: Any) -> None:
-        return None
-
-    def kv_cache_dtype(self, layer: str) -> None:
-        return None
 
 
 class GgufLinear(DequantizedLinear):

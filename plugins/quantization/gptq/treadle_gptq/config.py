@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+from treadle.errors import CheckpointError, UnsupportedModelError
+from treadle_layers_kit.schemes import check_method
 
 __all__ = ("GptqConfig", "Packing", "read_config")
 
@@ -76,13 +77,7 @@ def read_config(checkpoint: Mapping[str, Any]) -> GptqConfig:
     Raises ``ConfigError`` if the checkpoint is no GPTQ checkpoint, ``UnsupportedModelError`` for a
     variant that this plugin does not read, ``CheckpointError`` for values that mean nothing.
     """
-    method = checkpoint.get("quant_method", "gptq")
-    if not checkpoint or method not in METHODS:
-        state = f"is quantized with {method!r}" if checkpoint else "is not quantized"
-        raise ConfigError(
-            f"option quantization is 'gptq', but this checkpoint {state}; leave the option out, or "
-            "choose a checkpoint whose config.json has a quantization_config of GPTQ"
-        )
+    method = check_method(checkpoint, *METHODS)
     if method == "auto-round":
         checkpoint = _from_auto_round(checkpoint)
     format = checkpoint.get("checkpoint_format") or checkpoint.get("format") or "gptq"

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+from treadle.errors import CheckpointError, UnsupportedModelError
+from treadle_layers_kit.schemes import check_method, listed_names
 
 __all__ = ("BITS", "Config", "Weights", "read_config")
 
@@ -38,24 +39,17 @@ def read_config(checkpoint: Mapping[str, Any]) -> Config:
     Raises ``ConfigError`` if the checkpoint is another's, ``UnsupportedModelError`` for a variant that
     this plugin does not read, ``CheckpointError`` for values that mean nothing.
     """
-    method = checkpoint.get("quant_method", KEY)
-    if not checkpoint or method != KEY:
-        state = f"is quantized with {method!r}" if checkpoint else "is not quantized"
-        raise ConfigError(
-            f"option quantization is {KEY!r}, but this checkpoint {state}; leave the option out"
-        )
-    names = checkpoint.get("skip_modules") or ()
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"skip_modules is not a list of names: {names!r:.200}")
+    check_method(checkpoint, KEY)
+    names = listed_names(checkpoint, "skip_modules")
     stored = checkpoint.get("quant_config")
     if not isinstance(stored, Mapping):
         raise CheckpointError(
             f"quant_config in quantization_config is {stored!r:.200}, not an object"
         )
     if PARAMS in stored:
-        return Config(_weights(stored, "quant_config"), {}, tuple(names))
+        return Config(_weights(stored, "quant_config"), {}, names)
     layers = {tag: _weights(value, f"quant_config.{tag}") for tag, value in stored.items()}
-    return Config(None, layers, tuple(names))
+    return Config(None, layers, names)
 
 
 def _weights(stored: Any, where: str) -> Weights:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
-from treadle.errors import UnsupportedModelError
 from treadle_hqq.config import Config, Weights
 from treadle_layers_kit.affine import AffineLinear, stored_bits
 from treadle_layers_kit.quantized import is_layer_skipped
+from treadle_layers_kit.schemes import LinearScheme, stored_alike
 
 __all__ = ("HqqScheme",)
 
@@ -17,7 +15,7 @@ __all__ = ("HqqScheme",)
 HEADS = ("lm_head",)
 
 
-class HqqScheme:
+class HqqScheme(LinearScheme):
     """A ``QuantizationScheme``: every linear layer, or those that ``dynamic_config`` names."""
 
     name = "hqq"
@@ -29,13 +27,7 @@ class HqqScheme:
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
         if is_layer_skipped(spec, (*HEADS, *self.config.unquantized)):
             return None
-        stored = {name: self._weights(name) for name in spec.names}
-        weights = stored[spec.names[0]]
-        if any(other != weights for other in stored.values()):
-            raise UnsupportedModelError(
-                f"{spec.prefix} fuses matrices that the checkpoint stores differently: "
-                + ", ".join(f"{name} ({w or 'in full'})" for name, w in stored.items())
-            )
+        weights = stored_alike(spec, self._weights)
         if weights is None:
             return None
         return AffineLinear(stored_bits(weights.bits), weights.group, cuda=self._cuda)
@@ -45,9 +37,3 @@ class HqqScheme:
             return self.config.default
         tags = (tag for tag in self.config.layers if f".{name}".endswith(f".{tag}"))
         return next((self.config.layers[tag] for tag in tags), None)
-
-    def experts_method(self, spec: Any) -> None:
-        return None
-
-    def kv_cache_dtype(self, layer: str) -> None:
-        return None

@@ -14,8 +14,9 @@ from typing import Any
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
-from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+from treadle.errors import CheckpointError, UnsupportedModelError
 from treadle_fp8_kit.scaled_mm import ScaledMM
+from treadle_layers_kit.schemes import LinearScheme, check_method, listed_names, stored_alike
 from treadle_layers_kit.small_floats import Fp4Linear, Fp8Linear
 
 __all__ = ("Config", "ModelOptScheme", "read_config")
@@ -51,19 +52,12 @@ def read_config(checkpoint: Mapping[str, Any]) -> Config:
     Raises ``ConfigError`` if the checkpoint is another's, ``UnsupportedModelError`` for a variant that
     this plugin does not read, ``CheckpointError`` for values that mean nothing.
     """
-    method = checkpoint.get("quant_method", "modelopt")
-    if not checkpoint or method not in METHODS:
-        state = f"is quantized with {method!r}" if checkpoint else "is not quantized"
-        raise ConfigError(
-            f"option quantization is 'modelopt', but this checkpoint {state}; leave the option out"
-        )
+    check_method(checkpoint, *METHODS)
     values = checkpoint.get("quantization") or checkpoint
     if not isinstance(values, Mapping):
         raise CheckpointError("quantization in hf_quant_config.json is not an object")
     algorithm = str(values.get("quant_algo")).upper()
-    excluded = values.get("exclude_modules") or values.get("ignore") or ()
-    if isinstance(excluded, str) or not all(isinstance(name, str) for name in excluded):
-        raise CheckpointError(f"exclude_modules is not a list of names: {excluded!r}")
+    excluded = listed_names(values, "exclude_modules") or listed_names(values, "ignore")
     group_size = values.get("group_size") or 16
     if type(group_size) is not int or group_size < 1:
         raise CheckpointError(f"group_size is {group_size!r}; it must be a positive number")
@@ -75,8 +69,8 @@ def read_config(checkpoint: Mapping[str, Any]) -> Config:
         ):
             raise CheckpointError("quantized_layers is not an object of layers")
         layers = {name: _known(str(v.get("quant_algo")).upper()) for name, v in table.items()}
-        return Config(None, layers, tuple(excluded), group_size)
-    return Config(_known(algorithm), layers, tuple(excluded), group_size)
+        return Config(None, layers, excluded, group_size)
+    return Config(_known(algorithm), layers, excluded, group_size)
 
 
 def _known(algorithm: str) -> str:
@@ -93,7 +87,7 @@ def _names(pattern: str, name: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
-class ModelOptScheme:
+class ModelOptScheme(LinearScheme):
     """Also ``SupportsWeightRenaming``: scales of activations are not read."""
 
     name = "modelopt"
@@ -103,13 +97,7 @@ class ModelOptScheme:
         self._fp8 = ScaledMM(device)
 
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
-        found = {name: self.config.algorithm_of(name) for name in spec.names}
-        if len(set(found.values())) > 1:
-            raise UnsupportedModelError(
-                f"{spec.prefix} fuses matrices that the checkpoint stores differently: "
-                + ", ".join(f"{name} ({a or 'in full'})" for name, a in found.items())
-            )
-        match found[spec.names[0]]:
+        match stored_alike(spec, self.config.algorithm_of):
             case "FP8":
                 return Fp8Linear("tensor", product=self._fp8)
             case "FP8_PER_CHANNEL_PER_TOKEN":
@@ -123,9 +111,3 @@ class ModelOptScheme:
         if leaf == "output_scale" and path.endswith(CACHED):
             return name
         return None if leaf in UNUSED else name
-
-    def experts_method(self, spec: Any) -> None:
-        return None
-
-    def kv_cache_dtype(self, layer: str) -> None:
-        return None

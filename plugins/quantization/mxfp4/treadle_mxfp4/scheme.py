@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from treadle.api.models import ExpertsMethod, ExpertsSpec, LinearMethod, LinearSpec
-from treadle.errors import CheckpointError, ConfigError
 from treadle_layers_kit.quantized import is_layer_skipped
+from treadle_layers_kit.schemes import LinearScheme, check_method, listed_names
 from treadle_mxfp4.layers import Mxfp4Experts, Mxfp4Linear
 
 __all__ = ("Mxfp4Scheme", "read_config")
@@ -19,19 +19,11 @@ LEAVES = {"weight_blocks": "blocks", "weight_scales": "scales"}
 
 def read_config(checkpoint: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the modules in full. Raises ``ConfigError`` and ``CheckpointError``."""
-    method = checkpoint.get("quant_method", KEY)
-    if not checkpoint or method != KEY:
-        state = f"is quantized with {method!r}" if checkpoint else "is not quantized"
-        raise ConfigError(
-            f"option quantization is {KEY!r}, but this checkpoint {state}; leave the option out"
-        )
-    names = checkpoint.get("modules_to_not_convert") or ()
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"modules_to_not_convert is not a list of names: {names!r:.200}")
-    return tuple(names)
+    check_method(checkpoint, KEY)
+    return listed_names(checkpoint, "modules_to_not_convert")
 
 
-class Mxfp4Scheme:
+class Mxfp4Scheme(LinearScheme):
     """Also ``SupportsWeightRenaming``: ``weight_blocks`` are the ``blocks`` of a layer."""
 
     name = KEY
@@ -51,6 +43,3 @@ class Mxfp4Scheme:
     def rename(self, name: str) -> str | None:
         path, _, leaf = name.rpartition(".")
         return f"{path}.{LEAVES.get(leaf, leaf)}"
-
-    def kv_cache_dtype(self, layer: str) -> None:
-        return None

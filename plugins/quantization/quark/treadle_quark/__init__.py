@@ -24,11 +24,9 @@ def treadle_load_format(format: str, files: ModelFiles) -> WeightLoader | None:
         return None
     from treadle_quark.config import read_config
     from treadle_quark.loader import quark_loader
-    from treadle_weights_kit.mapped import SafetensorsLoader
+    from treadle_weights_kit.repacked import open_repacked
 
-    stored = files.config.get("quantization_config")
-    config = read_config(stored) if isinstance(stored, dict) else None
-    return quark_loader(SafetensorsLoader(files), config)
+    return open_repacked(files, quark_loader, read_config)
 
 
 @impl

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+from treadle.errors import CheckpointError, UnsupportedModelError
+from treadle_layers_kit.schemes import check_method, listed_names
 
 __all__ = ("Config", "Weights", "read_config")
 
@@ -62,15 +63,8 @@ def read_config(checkpoint: Mapping[str, Any]) -> Config:
     Raises ``ConfigError`` if the checkpoint is another's, ``UnsupportedModelError`` for a variant that
     this plugin does not read, ``CheckpointError`` for values that mean nothing.
     """
-    method = checkpoint.get("quant_method", KEY)
-    if not checkpoint or method != KEY:
-        state = f"is quantized with {method!r}" if checkpoint else "is not quantized"
-        raise ConfigError(
-            f"option quantization is {KEY!r}, but this checkpoint {state}; leave the option out"
-        )
-    excluded = checkpoint.get("exclude") or ()
-    if isinstance(excluded, str) or not all(isinstance(name, str) for name in excluded):
-        raise CheckpointError(f"exclude is not a list of names: {excluded!r:.200}")
+    check_method(checkpoint, KEY)
+    excluded = listed_names(checkpoint, "exclude")
     export = _object(checkpoint, "export")
     format = export.get("weight_format", "real_quantized")
     if format != "real_quantized":
@@ -91,9 +85,7 @@ def read_config(checkpoint: Mapping[str, Any]) -> Config:
     types = _object(checkpoint, "layer_type_quant_config")
     linear = next((types[name] for name in LINEAR if name in types), None)
     default = linear if linear is not None else checkpoint.get("global_quant_config")
-    return Config(
-        _layer(default, "global_quant_config"), layers, tuple(excluded), packing == "reorder"
-    )
+    return Config(_layer(default, "global_quant_config"), layers, excluded, packing == "reorder")
 
 
 def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:

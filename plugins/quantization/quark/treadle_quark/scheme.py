@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
-from treadle.errors import UnsupportedModelError
 from treadle_fp8_kit.scaled_mm import ScaledMM
 from treadle_layers_kit.affine import AffineLinear
+from treadle_layers_kit.schemes import LinearScheme, stored_alike
 from treadle_layers_kit.small_floats import Fp4Linear, Fp8Linear
 from treadle_quark.config import FP4, FP8, Config
 
@@ -19,7 +17,7 @@ UNUSED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point"
 CACHED = ("k_proj", "v_proj", "qkv_proj")
 
 
-class QuarkScheme:
+class QuarkScheme(LinearScheme):
     """Also ``SupportsWeightRenaming``: scales of activations are not read."""
 
     name = "quark"
@@ -30,13 +28,7 @@ class QuarkScheme:
         self._fp8 = ScaledMM(device)
 
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
-        stored = {name: self.config.weights(name) for name in spec.names}
-        weights = stored[spec.names[0]]
-        if any(other != weights for other in stored.values()):
-            raise UnsupportedModelError(
-                f"{spec.prefix} fuses matrices that the checkpoint stores differently: "
-                + ", ".join(f"{name} ({w or 'in full'})" for name, w in stored.items())
-            )
+        weights = stored_alike(spec, self.config.weights)
         if weights is None:
             return None
         if weights.dtype == FP4:
@@ -54,9 +46,3 @@ class QuarkScheme:
         if leaf == "output_scale" and path.endswith(CACHED):
             return name
         return None if leaf in UNUSED else name
-
-    def experts_method(self, spec: Any) -> None:
-        return None
-
-    def kv_cache_dtype(self, layer: str) -> None:
-        return None

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+from treadle.errors import CheckpointError, UnsupportedModelError
+from treadle_layers_kit.schemes import check_method, listed_names
 
 __all__ = ("Config", "Weights", "read_config")
 
@@ -70,25 +71,18 @@ def read_config(checkpoint: Mapping[str, Any]) -> Config:
     Raises ``ConfigError`` if the checkpoint is another's, ``UnsupportedModelError`` for a variant that
     this plugin does not read, ``CheckpointError`` for values that mean nothing.
     """
-    method = checkpoint.get("quant_method", KEY)
-    if not checkpoint or method != KEY:
-        state = f"is quantized with {method!r}" if checkpoint else "is not quantized"
-        raise ConfigError(
-            f"option quantization is {KEY!r}, but this checkpoint {state}; leave the option out"
-        )
+    check_method(checkpoint, KEY)
     if checkpoint.get("include_input_output_embeddings"):
         raise UnsupportedModelError(
             "quantization_config says include_input_output_embeddings: embeddings and the head of a "
             "model stay in full here; quantize it without this option"
         )
-    names = checkpoint.get("modules_to_not_convert") or ()
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"modules_to_not_convert is not a list of names: {names!r:.200}")
+    names = listed_names(checkpoint, "modules_to_not_convert")
     stored = checkpoint.get("quant_type")
     stored = stored.get("default", stored) if isinstance(stored, Mapping) else stored
     type, data = _typed(stored, "quant_type")
     if type not in BY_NAME:
-        return Config(_weights(stored, "quant_type"), {}, tuple(names))
+        return Config(_weights(stored, "quant_type"), {}, names)
     table = data.get("fqn_to_config") or data.get("module_fqn_to_config")
     if not isinstance(table, Mapping):
         raise CheckpointError(f"quant_type says {type} without an object fqn_to_config")
@@ -100,7 +94,7 @@ def read_config(checkpoint: Mapping[str, Any]) -> Config:
             except re.error as error:
                 raise CheckpointError(f"{name!r} is no regular expression: {error}") from error
         layers[name] = None if value is None else _weights(value, f"quant_type.{name}")
-    return Config(layers.pop(DEFAULT, None), layers, tuple(names))
+    return Config(layers.pop(DEFAULT, None), layers, names)
 
 
 def _typed(stored: Any, where: str) -> tuple[str, Mapping[str, Any]]:
