@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +17,7 @@ from treadle_triton_kit.self_check import checked_once, self_check
 pytest.importorskip("triton")
 
 from triton import knobs
+from triton.runtime import cache, driver
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
@@ -24,13 +25,23 @@ SECONDS = 30
 
 
 class Kernel:
-    """A compiled kernel. ``launched`` are the keys of those that ran."""
+    """A compiled kernel, which is loaded when somebody first asks for what launches it."""
 
-    def __init__(self, key: str, launched: list[str]) -> None:
-        self.key, self.launched = key, launched
+    def __init__(self, key: str, compiler: Compiler) -> None:
+        self.key, self.compiler = key, compiler
 
-    def run(self) -> None:
-        self.launched.append(self.key)
+    @property
+    def run(self) -> Callable[[], None]:
+        if self.key not in dict(self.compiler.loaded):
+            self.compiler.loaded.append((self.key, threading.get_ident()))
+        return lambda: self.compiler.launched.append(self.key)
+
+
+class Device:
+    """The device of a thread, in the place of Triton's driver."""
+
+    def set_current_device(self, device: int) -> None:
+        assert device == 0
 
 
 class Compiler:
@@ -41,6 +52,7 @@ class Compiler:
         self.device_caches: dict[int, tuple[dict[str, Any]]] = {0: ({},)}
         self.compiled: list[tuple[str, int]] = []
         self.launched: list[str] = []
+        self.loaded: list[tuple[str, int]] = []
 
     def compile(
         self, key: str, signature: object, device: int, *, is_known: bool = False
@@ -51,7 +63,7 @@ class Compiler:
             self.both.wait(SECONDS)
         self.compiled.append((key, threading.get_ident()))
         knobs.compilation.listener(cache_hit=is_known, src=None)
-        self.device_caches[device][0][key] = kernel = Kernel(key, self.launched)
+        self.device_caches[device][0][key] = kernel = Kernel(key, self)
         return kernel
 
     def launch(self, key: str, **options: bool) -> None:
@@ -71,6 +83,8 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     )
     monkeypatch.setattr(Autotuner, "run", lambda tuner: "tuned")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(cache, "triton_key", lambda: "of a test")
+    monkeypatch.setattr(driver, "_active", Device())
     return compiler
 
 
@@ -94,9 +108,10 @@ def test_kernels_are_compiled_in_threads_and_once(compiler: Compiler, ahead: Com
     assert compiler.launched == ["a", "b", "c"]
     assert Autotuner.run(None) == "tuned"
     here = threading.get_ident()
-    assert sorted((key, thread == here) for key, thread in compiler.compiled) == (
-        [("a", False), ("b", False), ("c", True)]
-    )
+    for work in (compiler.compiled, compiler.loaded):
+        assert sorted((key, thread == here) for key, thread in work) == (
+            [("a", False), ("b", False), ("c", True)]
+        )
     assert ahead.compiled == 3
 
 

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from treadle_triton_kit.support import is_triton_installed
@@ -23,10 +22,7 @@ __all__ = ("CompileAhead", "is_collecting")
 
 log = logging.getLogger(__name__)
 
-MAX_THREADS = 6
-SWITCH_SECONDS = 0.0005
-"""How long a thread keeps Python's lock while others want it. With ten times as much, and with more threads,
-the one that launches in vain waits for those that compile: 27 to 31 s in place of 23 for a start."""
+MAX_THREADS = 10
 
 
 class CompileAhead:
@@ -44,6 +40,7 @@ class CompileAhead:
         if not is_triton_installed():
             return
         from triton import knobs
+        from triton.runtime import cache, driver
         from triton.runtime.autotuner import Autotuner
         from triton.runtime.jit import JITFunction
 
@@ -52,9 +49,9 @@ class CompileAhead:
             log.debug("this release of Triton compiles kernels one after the other")
             return
         threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
-        self._pool = ThreadPoolExecutor(threads, "treadle-compile")
-        self._undo.append(partial(sys.setswitchinterval, sys.getswitchinterval()))
-        sys.setswitchinterval(SWITCH_SECONDS)
+        self._pool = pool = ThreadPoolExecutor(threads, "treadle-compile")
+        # A hash of Triton's files, a part of every kernel's name on disk, which each thread would compute.
+        hashed = pool.submit(getattr(cache, "triton_key", int))
         listener = knobs.compilation.listener
 
         def do_compile(
@@ -62,12 +59,23 @@ class CompileAhead:
         ) -> Any:
             if self._pool is None or not self.is_collecting:
                 return compile_now(function, key, signature, device, *args, **options)
-            future = self._pool.submit(
-                compile_now, function, key, signature, device, *args, **options
-            )
-            pending = PendingKernel(self, future)
-            # The thread puts the kernel in its place.
-            function.device_caches[device][0].setdefault(key, pending)
+            kernels = function.device_caches[device][0]
+            future: Future[Any] = Future()
+            pending = kernels[key] = PendingKernel(self, future)
+
+            def compile_and_load() -> None:
+                try:
+                    hashed.result()
+                    driver.active.set_current_device(device)
+                    kernel = compile_now(function, key, signature, device, *args, **options)
+                    kernels[key] = pending
+                    _ = kernel.run  # gcc compiles what launches it, and the device loads it
+                    kernels[key] = kernel
+                    future.set_result(kernel)
+                except Exception as error:  # raised by who launches the kernel in earnest
+                    future.set_exception(error)
+
+            self._pool.submit(compile_and_load)
             return pending
 
         def run(autotuner: Any, *args: Any, **options: Any) -> Any:
@@ -88,12 +96,12 @@ class CompileAhead:
             self._replace(owner, name, value)
 
     def close(self) -> None:
-        """Let Triton compile as before. What a thread compiles just now is finished."""
+        """Wait for what threads compile, and let Triton compile as before."""
         self._collector = None
         while self._undo:
             self._undo.pop()()
         if self._pool is not None:
-            self._pool.shutdown(wait=False)
+            self._pool.shutdown()
 
     @property
     def is_collecting(self) -> bool:

@@ -45,6 +45,9 @@ from treadle_worker_kit.stages import DOWNLOAD, StartStages
 
 __all__ = ("load_model",)
 
+PROMPT_TOKENS = 512
+"""Of a step with which attention backends try their kernels for prompts."""
+
 
 def load_model(
     config: EngineConfig,
@@ -81,7 +84,10 @@ def load_model(
         """Whatever needs only the shapes of the empty model."""
         with stages.ahead(always=True) as compiles:
             if compiles:
+                prompt = _null_batch(1, min(PROMPT_TOKENS, max_len), attention, device)
+                build_metadata(attention.attention_groups, [prompt] * len(attention.cache_groups))
                 try_kernels(model, kernel_finder(plugins), info, dtype_name(dtype))
+        stages.model = model
         if prepare is not None:
             prepare(model, device, dtype_name(dtype))
 
@@ -233,25 +239,35 @@ def _largest_step(
     """Run a step with the maximum number of tokens, and what a sampler needs for its rows."""
     tokens = config.scheduler.max_num_batched_tokens
     rows = min(tokens, config.scheduler.max_num_seqs)
-    zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
-    batch = CommonAttentionMetadata(
-        page_size=attention.page_size or 0,
-        num_decodes=tokens,
-        max_query_len=1,
-        max_seq_len=1,
-        query_start_loc=torch.arange(tokens + 1, dtype=torch.int32, device=device),
-        seq_lens=torch.ones(tokens, dtype=torch.int32, device=device),
-        page_table=torch.zeros(tokens, 1, dtype=torch.int32, device=device),
-        slot_mapping=zeros,
-        query_lens_cpu=[1] * tokens,
-        seq_lens_cpu=[1] * tokens,
-    )
+    batch = _null_batch(tokens, 1, attention, device)
+    zeros = batch.slot_mapping
     forward_ctx = build_metadata(attention.attention_groups, [batch] * len(attention.cache_groups))
     hidden = model.forward(zeros, zeros, forward_ctx)
     logits = model.compute_logits(hidden[:rows])
     # The sampler needs a few float32 copies of the logits.
     logits = logits.float()
     _ = [logits.clone() for _ in range(3)]
+
+
+def _null_batch(
+    rows: int, query_len: int, attention: AttentionLayers, device: torch.device
+) -> CommonAttentionMetadata:
+    """Return a step in which ``rows`` sequences begin with ``query_len`` tokens each, on null pages."""
+    pages = -(-query_len // (attention.page_size or query_len))
+    return CommonAttentionMetadata(
+        page_size=attention.page_size or 0,
+        num_decodes=rows if query_len == 1 else 0,
+        max_query_len=query_len,
+        max_seq_len=query_len,
+        query_start_loc=torch.arange(
+            0, rows * query_len + 1, query_len, dtype=torch.int32, device=device
+        ),
+        seq_lens=torch.full((rows,), query_len, dtype=torch.int32, device=device),
+        page_table=torch.zeros(rows, pages, dtype=torch.int32, device=device),
+        slot_mapping=torch.zeros(rows * query_len, dtype=torch.int64, device=device),
+        query_lens_cpu=[query_len] * rows,
+        seq_lens_cpu=[query_len] * rows,
+    )
 
 
 def _cache_option(config: EngineConfig, device: torch.device) -> str:

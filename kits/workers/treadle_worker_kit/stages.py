@@ -13,10 +13,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from torch import nn
+
 from treadle.api.communicators import Communicator
 from treadle.errors import EngineError
 from treadle_layers_kit import SingleRankCommunicator, dry_run
 from treadle_triton_kit.compile_ahead import CompileAhead
+from treadle_worker_kit.repeated_layers import repeated_layers
 
 __all__ = ("DOWNLOAD", "Announce", "StartStages")
 
@@ -41,6 +44,8 @@ class StartStages:
     ) -> None:
         self.seconds: dict[str, float] = {}
         self.compiler = CompileAhead()
+        self.model: nn.Module | None = None
+        """The model, once it is built."""
         self._tp_group = tp_group or SingleRankCommunicator()
         self._announce = announce or (lambda stage: None)
         self._stage = self._step = ""
@@ -96,12 +101,16 @@ class StartStages:
         """Compile what follows in threads, by running it in vain (``CompileAhead``).
 
         Yields whether there is anything to run: not where what came before was found on disk, unless
-        ``always``. No rank waits for another.
+        ``always``. No rank waits for another. Of the model's layers that are alike, one runs.
         """
         if not (always or self.compiler.compiled):
             yield False
             return
-        with dry_run(self._tp_group) as is_alone, self.compiler.collecting() as compiles:
+        with (
+            dry_run(self._tp_group) as is_alone,
+            repeated_layers(self.model),
+            self.compiler.collecting() as compiles,
+        ):
             yield compiles and (is_alone or self._tp_group.world_size == 1)
 
     def _tell(self) -> None:

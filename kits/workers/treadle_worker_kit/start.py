@@ -77,7 +77,7 @@ def _start_runner(
                         run_step(runner, step)
                 stages.meet()
                 run_step(runner, step)
-    if loaded.device.type == "cuda":
+        stages.compiler.close()
         runner.count_compilations = Compilations().count
     report[:0] = memory_lines(config, loaded.info, usage)
     report.append(stage_line(stages.seconds))

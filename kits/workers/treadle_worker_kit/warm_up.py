@@ -37,7 +37,8 @@ def warm_up_steps(limits: SchedulerConfig, info: EngineInfo) -> Iterator[Schedul
     def chunk(tokens: int, end: int = start) -> tuple[int, int]:
         return max(end - tokens, 0), min(tokens, end)
 
-    long = (0, min(max(info.max_graph_tokens + 1, MIN_PROMPT), last))
+    room = limits.max_num_batched_tokens - CHUNKS[0] - 1
+    long = (0, max(min(max(info.max_graph_tokens + 1, MIN_PROMPT), last, room), 1))
     most = min(limits.max_num_seqs - 2, limits.max_num_batched_tokens - long[1] - CHUNKS[0])
     shapes = [
         (rows, [chunk(CHUNKS[0], last), long], params)

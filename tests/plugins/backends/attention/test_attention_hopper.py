@@ -14,7 +14,6 @@ from treadle_attention_triton.backend import TritonAttention, create
 from treadle_attention_triton.hopper.prefill import (
     BLOCK_M,
     HopperPrefill,
-    create_hopper_prefill,
     supports,
 )
 
@@ -64,12 +63,17 @@ def test_where_it_does_not_work_triton_serves(
     fails: Callable[..., bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("treadle_attention_triton.hopper.prefill._self_check", fails)
+    backend = TritonAttention(QWEN, 132, hopper_prefill=HopperPrefill(QWEN, 132))
+    decodes, _ = batch_of([1, 1], [90, 7], page_size=64)
+    prompt, _ = batch_of([300], [300], page_size=64)
     with caplog.at_level(logging.WARNING):
-        assert create_hopper_prefill(QWEN, 132) is None
-    assert "Triton's serves them" in caplog.text
-    caplog.clear()
-    assert create_hopper_prefill(replace(QWEN, softcap=1.0), 132) is None
-    assert not caplog.text, "nothing was tried"
+        backend.build_metadata(decodes)
+        assert not caplog.text, "nothing was tried"
+        assert backend.build_metadata(prompt).tile is not None
+        assert "Triton's serves them" in caplog.text
+        caplog.clear()
+        assert backend.build_metadata(prompt).tile is not None
+        assert not caplog.text, "it is tried once"
 
 
 def test_tiles_cover_every_token_once_and_begin_with_the_longest() -> None:
@@ -88,7 +92,9 @@ def test_tiles_cover_every_token_once_and_begin_with_the_longest() -> None:
     assert all(a >= b for a, b in pairwise(keys))
 
 
-def test_a_step_takes_it_where_rows_fill_its_tiles() -> None:
+def test_a_step_takes_it_where_rows_fill_its_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle_attention_triton.hopper.prefill._self_check", lambda *_: True)
+
     def planned(query_lens: list[int], page_size: int = 64, **options: Any) -> Any:
         batch, _ = batch_of(query_lens, query_lens, page_size=page_size)
         return TritonAttention(QWEN, 132, **options).build_metadata(batch)

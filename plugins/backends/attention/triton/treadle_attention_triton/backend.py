@@ -16,7 +16,7 @@ from treadle_attention_triton.hopper.prefill import (
     BLOCK_M,
     PAGE_SIZE,
     HopperPrefill,
-    create_hopper_prefill,
+    supports,
 )
 from treadle_attention_triton.prefill import prefill_kernel
 from treadle_paged_attention_kit.backend import PagedAttentionBackend
@@ -136,6 +136,7 @@ class TritonAttention(PagedAttentionBackend):
             self.hopper_prefill is not None
             and batch.page_size == PAGE_SIZE
             and batch.max_query_len * self.gqa_group >= BLOCK_M
+            and self.hopper_prefill.works
         ):
             return self.hopper_prefill.build_work_items(batch, rows)
         metadata.tile = tiles.prefill_tile(
@@ -250,7 +251,7 @@ def create(request: AttentionRequest) -> TritonAttention:
     """With what the CUDA device of this process can do."""
     num_sms = torch.cuda.get_device_properties("cuda").multi_processor_count
     use_pdl = supports_pdl(request.device)
-    hopper_prefill = create_hopper_prefill(request, num_sms)
+    hopper_prefill = HopperPrefill(request, num_sms) if supports(request) else None
     return TritonAttention(request, num_sms, use_pdl=use_pdl, hopper_prefill=hopper_prefill)
 
 

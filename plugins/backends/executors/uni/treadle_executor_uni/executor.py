@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,10 @@ class UniProcExecutor:
             raise EngineDeadError(f"the device has failed: {self._failure}")
 
     def shutdown(self) -> None:
+        if self._runner is not None and self._runner.device.type == "cuda":
+            self._runner = None
+            gc.collect()  # graphs and layers refer to each other; the next engine needs their memory
+            torch.cuda.empty_cache()
         self._runner = None
 
     @property

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.api.types import AttentionRequest, CommonAttentionMetadata, MaskKind
+from treadle_triton_kit.compile_ahead import is_collecting
 from treadle_triton_kit.self_check import self_check
 from treadle_triton_kit.tma import tensor_descriptor
 
-__all__ = ("BLOCK_M", "PAGE_SIZE", "HopperPrefill", "WorkItem", "create_hopper_prefill", "supports")
+__all__ = ("BLOCK_M", "PAGE_SIZE", "HopperPrefill", "WorkItem", "supports")
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,23 @@ class HopperPrefill:
         self.gqa_group = request.num_heads // request.num_kv_heads
         self.qk_scale = request.scale * _LOG2E
         self.num_sms = num_sms
+        self._dtype: torch.dtype = getattr(torch, request.dtype)
+        self._works: bool | None = None
+
+    @property
+    def works(self) -> bool:
+        """Whether the kernel works on this device, which nothing but a trial can tell.
+
+        The trial comes with the first step that has such rows, not when the model is built: so nothing
+        waits for this kernel, which is the longest to compile, before all others are being compiled.
+        """
+        if self._works is not None:
+            return self._works
+        warning = "no kernel of Hopper's for prompts here (%s): Triton's serves them"
+        works = self_check(partial(_self_check, self, self._dtype), log, warning)
+        if not is_collecting():
+            self._works = works
+        return works
 
     def build_work_items(
         self, batch: CommonAttentionMetadata, rows: Sequence[int]
@@ -104,16 +122,6 @@ class HopperPrefill:
             batch.page_table.stride(0), total_items, len(kv_rows) // 2, self.qk_scale,
             NUM_KV_HEADS=self.num_kv_heads, GQA_GROUP=self.gqa_group, num_warps=WARPS, maxnreg=REGISTERS,
         )  # fmt: skip
-
-
-def create_hopper_prefill(request: AttentionRequest, num_sms: int) -> HopperPrefill | None:
-    """For requests and devices where the kernel works, which nothing but a trial can tell."""
-    if not supports(request):
-        return None
-    hopper_prefill = HopperPrefill(request, num_sms)
-    warning = "no kernel of Hopper's for prompts here (%s): Triton's serves them"
-    check = partial(_self_check, hopper_prefill, getattr(torch, request.dtype))
-    return hopper_prefill if self_check(check, log, warning) else None
 
 
 def _self_check(hopper_prefill: HopperPrefill, dtype: torch.dtype) -> bool:
