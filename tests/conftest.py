@@ -40,6 +40,7 @@ STARTERS = (
     "cli/test_batch.py",
     "cli/test_bench",
     "cli/test_chat",
+    "cli/test_doctor.py",
     "cli/test_generate.py",
     "cli/test_serve.py",
     "compat/",

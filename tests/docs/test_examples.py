@@ -4,8 +4,8 @@ The blocks of a page run in order, in a folder of their own, as a reader would r
 blocks share one namespace, ``<!-- example: file: NAME -->`` before a block makes it a file,
 ``<!-- example: output -->`` is what the block before must have printed, ``<!-- example: fails -->``
 marks commands that must fail and ``<!-- example: error -->`` a part of what they say. ``treadle`` and
-``curl`` commands run in a shell, and ``treadle serve`` keeps running until the page ends. Other ``treadle``
-commands begin with torch imported: see ``tests/preloaded.py``.
+``curl`` commands run in a shell, and ``treadle serve`` keeps running until the page ends. ``treadle``
+begins with torch imported: see ``tests/preloaded.py``.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Reader:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, commands: Path) -> None:
         self.folder = folder
         self.patch = patch
+        self.commands = commands
         self.namespace: dict[str, object] = {"__name__": "__main__"}
         self.printed = ""
         self.servers: list[subprocess.Popen[bytes]] = []
@@ -129,7 +130,7 @@ class Reader:
 
     def serve(self, command: str) -> None:
         program, *arguments = shlex.split(command)
-        arguments = [str(SCRIPTS / program), *arguments, "--port", str(self.port)]
+        arguments = [str(self.commands / program), *arguments, "--port", str(self.port)]
         with (self.folder / "server.log").open("wb") as log:
             server = subprocess.Popen(
                 arguments, cwd=self.folder, env=self.environment, stdout=log, stderr=log
@@ -161,7 +162,7 @@ def commands(preloaded: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("commands")
     command = folder / "treadle"
     # A small cache: by default each engine clears a gigabyte.
-    small = 'case "$1" in generate) set -- "$@" --num-pages 256;; esac'
+    small = 'case "$1" in generate|serve) set -- "$@" --num-pages 256;; esac'
     command.write_text(f'#!/bin/sh\n{small}\nexec {shlex.join(preloaded)} -m treadle_cli "$@"\n')
     command.chmod(0o755)
     return folder

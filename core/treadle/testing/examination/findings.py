@@ -6,7 +6,7 @@ Also everything that metadata tells about a plugin without importing it.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -119,8 +119,13 @@ def loses_to(entry: Entry, owner: Entry, plugins: PluginManager) -> bool:
     return owner is not entry and not is_decided
 
 
-def requirement_findings(dist: str) -> Iterator[Finding]:
-    """Each ``Requires-Dist`` of a distribution that is absent, or has the wrong version."""
+def requirement_findings(
+    dist: str, version: Callable[[str], str] = metadata.version
+) -> Iterator[Finding]:
+    """Each ``Requires-Dist`` of a distribution that is absent, or has the wrong version.
+
+    ``version`` returns that of an installed distribution.
+    """
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
@@ -135,7 +140,7 @@ def requirement_findings(dist: str) -> Iterator[Finding]:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
-            installed_version = metadata.version(requirement.name)
+            installed_version = version(requirement.name)
         except metadata.PackageNotFoundError:
             yield Finding(
                 "dependency",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 
 import msgspec
@@ -37,6 +38,7 @@ def rows(plugins: PluginManager, kind: str | None = None) -> Iterator[Row]:
     order = {name: position for position, name in enumerate(plugins.kinds)}
     dist_notes: dict[str, list[str]] = {}
     unmet_dists: set[str] = set()
+    version = cache(metadata.version)  # most plugins require the same few distributions
     for entry in sorted(
         plugins.entries, key=lambda e: (order.get(e.kind, len(order)), e.kind, e.key, e.dist)
     ):
@@ -44,7 +46,7 @@ def rows(plugins: PluginManager, kind: str | None = None) -> Iterator[Row]:
             if entry.dist not in dist_notes:
                 missing = [
                     finding.text
-                    for finding in requirement_findings(entry.dist)
+                    for finding in requirement_findings(entry.dist, version)
                     if finding.code == "dependency"
                 ]
                 if missing:
