@@ -21,6 +21,8 @@ __all__ = ("SafetensorsLoader",)
 class SafetensorsLoader:
     """A loader of memory-mapped safetensors: only the parts that are copied are read."""
 
+    treadle_maps_files = True  # its tensors are the files' pages
+
     def __init__(self, files: ModelFiles) -> None:
         self._shards = Shards(files, "safetensors", "model.safetensors")
         self._headers: dict[str, dict[str, TensorHeader]] = {}

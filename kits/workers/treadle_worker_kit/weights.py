@@ -19,6 +19,7 @@ from treadle_layers_kit import (
     WeightTarget,
     layout_of,
 )
+from treadle_worker_kit.mapped_parts import MappedParts
 from treadle_worker_kit.shards import load_weight, weight_targets
 from treadle_worker_kit.stored_values import has_nan_bytes, problem_of_scales
 
@@ -103,6 +104,7 @@ class _WeightLoading:
             for index, checkpoint_name in enumerate(names)
         }
         self.unknown: list[str] = []
+        self.mapped = MappedParts(getattr(loader, "treadle_maps_files", False))
 
     def run(self, progress: Callable[[], None] | None = None) -> None:
         for name, tensor in self.loader.tensors(self.should_load):
@@ -111,6 +113,7 @@ class _WeightLoading:
             slot = self.locate(name)
             if slot is not None:
                 self.fill(name, tensor, slot)
+        self.mapped.close()
         self.fill_defaults()
         self.report()
         self.check_bytes()
@@ -182,9 +185,9 @@ class _WeightLoading:
                 "quantized badly, download it again or use another checkpoint"
             )
         try:
-            load_weight(
-                self.parameters[parameter_name], tensor, slot, sibling_loaded=sibling_loaded
-            )
+            parameter = self.parameters[parameter_name]
+            if not self.mapped.take(parameter, tensor, slot):
+                load_weight(parameter, tensor, slot, sibling_loaded=sibling_loaded)
         except WeightMismatchError as error:
             raise CheckpointError(self.mismatch(name, tensor, parameter_name, error)) from error
         self.unfilled[parameter_name] -= targets

@@ -171,6 +171,16 @@ def test_tokens_equal_those_of_torch(checkpoint: Path) -> None:
         assert answers(engine, rounds=2) == expected, isa
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system lists no mappings")
+@pytest.mark.parametrize("native", [True, False])
+def test_only_native_weights_stay_in_the_mapped_file(tmp_path: Path, native: bool) -> None:
+    folder = make_checkpoint(tmp_path, **SIZES)
+    engine = core(folder, native=native)
+    mapped = str(folder / "model.safetensors") in Path("/proc/self/maps").read_text()
+    engine.close()
+    assert mapped is native
+
+
 def test_logprobs_do_not_depend_on_other_requests(tmp_path: Path) -> None:
     """In float32 they are equal bit by bit, and wherever prompts are cut."""
     folder = make_checkpoint(tmp_path, "MistralForCausalLM", sliding_window=40, **SIZES)

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle_layers_kit import empty_weight
+from treadle_layers_kit.mapping import is_mapped, release_pages
 from treadle_layers_kit.quantized import is_layer_skipped
 
-__all__ = ("Int8Linear", "Int8Scheme", "quantize")
+__all__ = ("Int8Linear", "Int8Scheme", "quantize", "row_sums")
 
 HEADS = ("lm_head",)
-ROWS = 4096
-"""Rows that are quantized at a time, so that no whole matrix is held in float32."""
+ROWS = 256
+"""Rows that are converted at a time: large temporary tensors between lasting ones would leave holes in the
+heap, which stay resident."""
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,6 +39,11 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
+def row_sums(codes: Tensor) -> Tensor:
+    """Return int32 ``[out]``, the sums that the library takes off because it adds 128 to activations."""
+    return torch.cat([rows.sum(1, dtype=torch.int32) for rows in codes.split(ROWS)])
+
+
 class Int8Linear:
     """A ``LinearMethod`` whose module has ``weight`` int8 ``[out, in]`` and ``weight_scale`` ``[out]``."""
 
@@ -50,7 +57,10 @@ class Int8Linear:
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
         """Replace the weight, a matrix at a time."""
-        codes, scales = quantize(module.get_parameter("weight").data)
+        weight = module.get_parameter("weight")
+        codes, scales = quantize(weight.data)
+        if is_mapped(weight):
+            release_pages(weight)
         module.weight = nn.Parameter(codes, requires_grad=False)
         module.register_parameter("weight_scale", nn.Parameter(scales, requires_grad=False))
 

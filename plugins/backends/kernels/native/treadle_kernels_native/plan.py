@@ -37,6 +37,7 @@ from treadle_layers_kit import (
 )
 from treadle_layers_kit.decode_step import DecoderFacts
 from treadle_layers_kit.linear_norms import has_default_forward
+from treadle_layers_kit.mapping import allow_mapping
 
 __all__ = ("NativePlan", "plan")
 
@@ -60,6 +61,8 @@ def plan(model: nn.Module, *, isa: str, pin: bool) -> NativePlan | str:
     for module in model.modules():
         if isinstance(module, Linear) and isinstance(module.method, PlainLinear):
             module.method.packs = False  # the library reads weights as they are
+        if isinstance(module, (Linear, Embedding)):
+            allow_mapping([module.get_parameter("weight")])
     return NativePlan(library, model, instruction_set, pin)
 
 

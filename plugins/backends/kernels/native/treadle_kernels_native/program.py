@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treadle.errors import EngineError
-from treadle_kernels_native.int8 import quantize
+from treadle_kernels_native.int8 import quantize, row_sums
 from treadle_kernels_native.structs import (
     MAX_TABLES,
     Format,
@@ -24,6 +24,7 @@ from treadle_kernels_native.structs import (
     Step,
 )
 from treadle_layers_kit.decode_step import DecoderFacts
+from treadle_layers_kit.mapping import is_mapped, release_pages
 
 __all__ = ("NativeProgram",)
 
@@ -165,14 +166,17 @@ class NativeProgram:
         """The output head, in eight bits where the layers are: it is read for every token."""
         if form != Format.INT8:
             return self._linear(head)
-        codes, scales = quantize(head.get_parameter("weight").detach())
+        weight = head.get_parameter("weight")
+        codes, scales = quantize(weight.detach())
+        if is_mapped(weight):
+            release_pages(weight)  # steps read only some rows of an embedding that is tied to it
         return self._int8(codes, scales, self._bias(head))
 
     def _bias(self, linear: Any) -> Tensor | None:
         return None if linear.bias is None else linear.bias.detach().float().contiguous()
 
     def _int8(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Linear:
-        sums = codes.sum(1, dtype=torch.int32)
+        sums = row_sums(codes)
         self._kept += [codes, scales, sums, bias]
         return Linear(
             weight=codes.data_ptr(),

@@ -24,6 +24,16 @@ AMX void tn_amx_begin(void) {
 
 AMX void tn_amx_end(void) { _tile_release(); }
 
+/* Sixteen rows of the weight into a tile. The first blocks read them where they are stored, at any address
+ * and far from one another, and leave them in the panel for the others. */
+#define LOAD(tile, rows, at) \
+    if (b > block) { \
+        _tile_loadd(tile, panel + (at), 64); \
+    } else { \
+        _tile_loadd(tile, rows + i * 4, stride); \
+        if (blocks > 2) _tile_stored(tile, panel + (at), 64); \
+    }
+
 /* Tiles 0 to 3 are results: 32 features for two blocks of sixteen rows. */
 #define PRODUCT(multiply, words) \
     for (int64_t b = block; b < block + blocks; b += 2) { \
@@ -36,9 +46,9 @@ AMX void tn_amx_end(void) { _tile_release(); }
         _tile_zero(3); \
         for (int64_t i = 0; i < (words); i += 16) { \
             _tile_loadd(6, left + i * 16, 64); \
-            _tile_loadd(4, upper + i * 4, stride); \
+            LOAD(4, upper, i * 32) \
             multiply(0, 4, 6); \
-            _tile_loadd(5, lower + i * 4, stride); \
+            LOAD(5, lower, i * 32 + 256) \
             multiply(1, 5, 6); \
             if (two) { \
                 _tile_loadd(7, right + i * 16, 64); \
@@ -67,7 +77,7 @@ AMX static void scale_tiles(const tn_linear *linear, int64_t n0, const tn_operan
     }
 }
 
-AMX void tn_amx_product(const tn_linear *linear, int64_t n0, const tn_operand *x, int64_t block, int64_t blocks, float *result) {
+AMX void tn_amx_product(const tn_linear *linear, int64_t n0, const tn_operand *x, int64_t block, int64_t blocks, uint32_t *panel, float *result) {
     const int64_t size = linear->format == TN_BF16 ? 2 : 1, words = linear->k * size / 4, stride = linear->k * size;
     const uint32_t *x_words = x->data;
     const uint8_t *upper = (const uint8_t *)linear->weight + n0 * stride, *lower = upper + 16 * stride;

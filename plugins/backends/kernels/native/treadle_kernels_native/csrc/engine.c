@@ -74,6 +74,7 @@ static void take_all(tn_engine *engine, arena *from) {
         thread->queries = take(from, TN_QUERIES * d * real);
         thread->queries_bf16 = take(from, TN_QUERIES * d * (int64_t)sizeof(bf16));
 #if defined(__x86_64__)
+        thread->panel = engine->isa >= TN_AMX ? take(from, 32 * k * (int64_t)sizeof(bf16)) : NULL;
         thread->tiled = tn_attends_in_tiles(engine) ? take(from, tn_tiled_attention_bytes(model)) : NULL;
 #endif
         thread->few.data = take(from, 16 * k * real);

@@ -105,6 +105,7 @@ typedef struct {
     float *queries;  /* [TN_QUERIES, head_size] */
     bf16 *queries_bf16;
     struct tn_tiled_attention *tiled; /* of AMX */
+    uint32_t *panel; /* of AMX: 32 rows of a weight, a tile after the other */
     tn_operand few; /* of steps of few tokens, for which each thread makes its own */
 } tn_thread;
 
@@ -137,7 +138,7 @@ TN_INTERNAL void tn_gated_run(tn_engine *engine, int thread, const tn_linear *li
 TN_INTERNAL void tn_amx_begin(void);
 TN_INTERNAL void tn_amx_end(void);
 /* Columns [n0, n0 + 32) of the product for blocks of 16 rows, transposed: result[m block][n][16]. */
-TN_INTERNAL void tn_amx_product(const tn_linear *linear, int64_t n0, const tn_operand *x, int64_t block, int64_t blocks, float *result);
+TN_INTERNAL void tn_amx_product(const tn_linear *linear, int64_t n0, const tn_operand *x, int64_t block, int64_t blocks, uint32_t *panel, float *result);
 /* Attention of prompts in tiles: see attention_amx.c. */
 TN_INTERNAL int tn_attends_in_tiles(const tn_engine *engine);
 TN_INTERNAL int64_t tn_tiled_attention_bytes(const tn_model *model);

@@ -67,7 +67,7 @@ static void tiled_piece(tn_engine *engine, int thread, const tn_linear *linear, 
         /* The last tile may begin early, and only its new columns are kept. */
         const int64_t begin = n0 + done + 32 <= linear->n ? n0 + done : linear->n - 32;
         const int64_t skip = n0 + done - begin, keep = width - done < 32 - skip ? width - done : 32 - skip;
-        tn_amx_product(linear, begin, x, 0, blocks, result);
+        tn_amx_product(linear, begin, x, 0, blocks, engine->thread[thread].panel, result);
         for (int64_t r = 0; r < m; r += 16) {
             const float *tile = result + r * 32;
             const int64_t rows = m - r < 16 ? m - r : 16;
@@ -116,8 +116,8 @@ static void tiled_gate(tn_engine *engine, int thread, const tn_linear *linear, c
     float *gate = engine->thread[thread].columns, *up = gate + blocks * 512;
     for (int64_t done = 0; done < width; done += 32) {
         const int64_t begin = n0 + done;
-        tn_amx_product(linear, begin, x, 0, blocks, gate);
-        tn_amx_product(linear, size + begin, x, 0, blocks, up);
+        tn_amx_product(linear, begin, x, 0, blocks, engine->thread[thread].panel, gate);
+        tn_amx_product(linear, size + begin, x, 0, blocks, engine->thread[thread].panel, up);
         engine->kernels.silu_mul(gate, up, blocks * 512, gate);
         for (int64_t block = 0; block < blocks; block++) {
             const float *tile = gate + block * 512;
