@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from treadle.plugins import PluginManager
 from treadle.testing.kernel_ops import KERNEL_OPS
 from treadle_cli.doctor.survey import ATTENTION
@@ -30,6 +32,7 @@ def test_a_sound_installation(treadle):
     assert report["machine"]["versions"]["treadle-core"] == "0.1.0"
 
 
+@pytest.mark.own_python  # what a plugin imports is looked at
 def test_a_broken_plugin_fails_with_its_code(treadle, tmp_path):
     (tmp_path / "bad.py").write_text("import not_installed_anywhere\n")
     (tmp_path / "heavy.py").write_text(
@@ -45,6 +48,7 @@ def test_a_broken_plugin_fails_with_its_code(treadle, tmp_path):
     assert "\nattention plain: sdpa (50)\n" in result.out
 
 
+@pytest.mark.own_python  # what a plugin imports is looked at
 def test_warnings_fail_only_when_asked(treadle, tmp_path):
     (tmp_path / "heavy.py").write_text(
         "import numpy\nfrom treadle.api import impl\n@impl\ndef treadle_report():\n    return 'hello'\n"

@@ -115,6 +115,17 @@ def test_kernels_are_compiled_in_threads_and_once(compiler: Compiler, ahead: Com
     assert ahead.compiled == 3
 
 
+def test_who_runs_kernels_that_wait_for_others_waits_first(
+    compiler: Compiler, ahead: CompileAhead
+) -> None:
+    ahead.wait()
+    with ahead.collecting():
+        for key in ("a", "b", "wrong"):
+            compiler.launch(key)
+    ahead.wait()
+    assert sorted(key for key, _ in compiler.loaded) == ["a", "b"]
+
+
 def test_kernels_that_are_on_disk_do_not_count(compiler: Compiler, ahead: CompileAhead) -> None:
     compiler.launch("a", is_known=True)
     assert ahead.compiled == 0

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,7 @@ class CompileAhead:
         self._collector: int | None = None  # the thread that launches in vain
         self._undo: list[Callable[[], None]] = []
         self._pool: ThreadPoolExecutor | None = None
+        self._submitted: list[Future[None]] = []
 
     def open(self) -> None:
         """Take the place of Triton's compiler. Without Triton, nothing happens."""
@@ -75,7 +76,7 @@ class CompileAhead:
                 except Exception as error:  # raised by who launches the kernel in earnest
                     future.set_exception(error)
 
-            self._pool.submit(compile_and_load)
+            self._submitted.append(self._pool.submit(compile_and_load))
             return pending
 
         def run(autotuner: Any, *args: Any, **options: Any) -> Any:
@@ -94,6 +95,15 @@ class CompileAhead:
             (knobs.compilation, "listener", on_compilation),
         ):
             self._replace(owner, name, value)
+
+    def wait(self) -> None:
+        """Wait for what threads compile and load.
+
+        The device may have to be idle for a kernel to be loaded. So nothing may be, while kernels run
+        there that wait for other devices: each rank's driver would wait for what another is to launch.
+        """
+        wait(self._submitted)
+        self._submitted.clear()
 
     def close(self) -> None:
         """Wait for what threads compile, and let Triton compile as before."""

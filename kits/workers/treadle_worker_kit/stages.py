@@ -94,6 +94,8 @@ class StartStages:
         """Compile what the ranks are about to run together, then let them meet (see ``dry_run``)."""
         with dry_run(self._tp_group) as compiles:
             yield compiles
+        if self._tp_group.world_size > 1:
+            self.compiler.wait()
         self.meet()
 
     @contextmanager
