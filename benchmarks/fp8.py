@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from quantized import seconds
+from kernels import seconds
 from torch import Tensor
 
 from treadle_fp8_kit.kernels import multiply, quantize_per_block, quantize_per_row
