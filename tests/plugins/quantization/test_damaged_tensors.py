@@ -110,6 +110,7 @@ def faults(leaf: str, tensor: Tensor) -> Iterator[Fault]:
         damaged = tensor.clone()
         damaged[-1, -1, :2] = damaged[-1, -1, -2:] = torch.tensor([0, 0x7E], dtype=torch.uint8)
         yield Fault("NaN", leaf, damaged)
+        yield Fault("zero", leaf, torch.zeros_like(tensor))
     elif tensor.numel() == 1 and not tensor.is_floating_point():
         yield Fault("number", leaf, torch.full_like(tensor, 77))
     if tensor.numel() > 1:

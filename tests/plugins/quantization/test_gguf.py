@@ -210,15 +210,26 @@ def test_architectures_that_are_not_read(tmp_path: Path) -> None:
         fetch(PluginManager(), parse_ref(str(file), download_dir=str(tmp_path)))
 
 
-def test_scales_that_are_nan(good: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stored_name", "name"),
+    [("blk.0.attn_v.weight", "v_proj"), ("token_embd.weight", "token_embd.weight")],
+)
+@pytest.mark.parametrize("is_nan", [True, False])
+def test_scales_that_are_nan_or_nothing(
+    good: bytes, tmp_path: Path, stored_name: str, name: str, is_nan: bool
+) -> None:
     file = tmp_path / "nan.gguf"
     file.write_bytes(good)
-    info = read_header(file).tensors["blk.0.attn_v.weight"]
+    info = read_header(file).tensors[stored_name]
     data = bytearray(good)
-    data[info.start : info.start + 2] = b"\xff\x7f"
+    if is_nan:
+        data[info.start : info.start + 2] = b"\xff\x7f"
+    else:
+        data[info.start : info.start + info.num_bytes] = bytes(info.num_bytes)
     file.write_bytes(data)
     files = fetch(PluginManager(), parse_ref(str(file), download_dir=str(tmp_path)))
-    with pytest.raises(CheckpointError, match=r"v_proj in .*nan\.gguf has scales that are NaN"):
+    words = "scales that are NaN" if is_nan else "no scale but 0"
+    with pytest.raises(CheckpointError, match=rf"{name} in .*nan\.gguf has {words}"):
         TinyModel(files.root, PluginManager())
 
 

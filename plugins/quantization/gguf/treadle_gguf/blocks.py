@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ("dequantize", "levels", "scales")
+__all__ = ("damage", "dequantize", "levels")
 
 # The levels of IQ4, which lie closer together around zero.
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -37,9 +37,14 @@ def levels() -> Tensor:
     return torch.tensor(LEVELS, dtype=torch.float32)
 
 
-def scales(blocks: Tensor, type: str) -> Tensor:
-    """Return the float16 numbers of blocks, which must be finite."""
-    return torch.cat([_half(blocks, place) for place in PLACES[type]], dim=-1)
+def damage(blocks: Tensor, type: str) -> str | None:
+    """Return what is wrong with the blocks of a tensor: only with their float16 numbers anything can be."""
+    numbers = torch.cat([_half(blocks, place) for place in PLACES[type]], dim=-1)
+    if not numbers.isfinite().all():
+        return "scales that are NaN or infinite"
+    if not numbers.any():
+        return "no scale but 0, so that nothing would be left of it"
+    return None
 
 
 def _half(blocks: Tensor, place: int) -> Tensor:

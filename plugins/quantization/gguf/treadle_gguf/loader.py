@@ -11,7 +11,7 @@ from torch import Tensor
 
 from treadle.api.files import ModelFiles
 from treadle.errors import CheckpointError
-from treadle_gguf.blocks import dequantize, levels
+from treadle_gguf.blocks import damage, dequantize, levels
 from treadle_gguf.names import Place, is_matrix, places
 from treadle_gguf.reader import TensorInfo, read_header
 from treadle_gguf.source import folder_name
@@ -47,6 +47,11 @@ class GgufLoader:
                 if should_load(place.name):
                     tensor = self._tensor(data, info, place)
                     if info.type not in FLOATS and not is_matrix(stored_name, info):
+                        if problem := damage(tensor, info.type):
+                            raise CheckpointError(
+                                f"{stored_name} in {self._header.path} has {problem}; the file is damaged, "
+                                "download it again"
+                            )
                         tensor = dequantize(tensor, info.type, self._levels).flatten(-2)
                     yield place.name, tensor
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from treadle.api.models import LinearSpec
 from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
-from treadle_gguf.blocks import dequantize, levels, scales
+from treadle_gguf.blocks import damage, dequantize, levels
 from treadle_gguf.types import FLOATS, TYPES
 from treadle_layers_kit import Shard, Sharded, empty_weight, set_shards
 from treadle_layers_kit.dequantized import DequantizedLinear
@@ -111,13 +111,12 @@ class GgufLinear(DequantizedLinear):
             module.register_buffer("levels", levels(), persistent=False)
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
-        """Refuse scales that are no numbers: nothing else can be wrong in a block."""
+        """Refuse scales that are no numbers, or all 0."""
         for part, name, type in zip(self.parts, self.names, self.types, strict=True):
             blocks = module.get_parameter(f"{part}.weight").data
-            if type not in FLOATS and not scales(blocks, type).isfinite().all():
+            if type not in FLOATS and (problem := damage(blocks, type)):
                 raise CheckpointError(
-                    f"{name} in {self.file} has scales that are NaN or infinite; the file is damaged, "
-                    "download it again"
+                    f"{name} in {self.file} has {problem}; the file is damaged, download it again"
                 )
 
     def dense(self, module: Any) -> Tensor:
