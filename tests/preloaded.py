@@ -66,7 +66,8 @@ def keep(connection: socket.socket) -> dict[str, Any]:
     if ended not in select.select([connection, ended], [], [])[0]:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+    with contextlib.suppress(OSError):  # the asker has gone
+        connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
     os._exit(0)
 
 
