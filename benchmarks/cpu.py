@@ -34,6 +34,7 @@ KERNELS: Mapping[str, dict[str, Any]] = {
     "torch": {"disable_plugin": ["kernel_ops:native"]},
     "native": {},
     "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
 }
 Row = dict[str, float]
 

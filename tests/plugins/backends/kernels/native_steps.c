@@ -8,13 +8,13 @@
 
 #include "abi.h"
 
-enum { VOCAB = 100, HIDDEN = 64, HEADS = 4, KV_HEADS = 2, SIZE = 32, INNER = 96, MAX_LEN = 1024, SLOTS = 3 };
+enum { VOCAB = 100, HIDDEN = 128, HEADS = 4, KV_HEADS = 2, SIZE = 32, INNER = 96, MAX_LEN = 1024, SLOTS = 3 };
 
 static uint32_t state = 1;
 static float draw(void) { return (float)((state = state * 1664525u + 1013904223u) >> 8) / (float)(1 << 24) - 0.5f; }
 
 static void *numbers(int64_t n, int64_t format) {
-    void *memory = malloc((size_t)(n * (format == TN_F32 ? 4 : format == TN_BF16 ? 2 : 1)));
+    void *memory = malloc((size_t)(format == TN_INT4 ? n / 2 : n * (format == TN_F32 ? 4 : format == TN_BF16 ? 2 : 1)));
     for (int64_t i = 0; i < n; i++) {
         const float x = draw();
         uint32_t bits;
@@ -22,12 +22,15 @@ static void *numbers(int64_t n, int64_t format) {
         if (format == TN_F32) ((float *)memory)[i] = x;
         if (format == TN_BF16) ((uint16_t *)memory)[i] = (uint16_t)(bits >> 16);
         if (format == TN_INT8) ((int8_t *)memory)[i] = (int8_t)(x * 200);
+        if (format == TN_INT4 && i < n / 2) ((uint8_t *)memory)[i] = (uint8_t)(128 + x * 200);
     }
     return memory;
 }
 
 static tn_linear linear(int64_t n, int64_t k, int64_t format) {
-    tn_linear l = {numbers(n * k, format), numbers(n, TN_F32), NULL, NULL, n, k, format};
+    if (format == TN_INT4 && k % 128 != 0) format = TN_INT8; /* as --quantization int4 does */
+    tn_linear l = {numbers(n * k, format), numbers(n, TN_F32), NULL, NULL, n, k, format, 64};
+    if (format == TN_INT4) l.scales = numbers(n * k / 64, TN_F32), l.sums = numbers(n, TN_F32);
     if (format != TN_INT8) return l;
     float *scales = malloc((size_t)n * 4);
     int32_t *sums = calloc((size_t)n, 4);
@@ -87,7 +90,7 @@ int main(int number, char **arguments) {
     const int32_t prompt = number > 1 ? atoi(arguments[1]) : 650;
     int bad = 0;
     for (int64_t isa = TN_GENERIC; isa <= tn_best_isa(); isa++)
-        for (int64_t format = TN_F32; format <= TN_INT8; format++) {
+        for (int64_t format = TN_F32; format <= TN_INT4; format++) {
             bad |= run(isa, format, 1, 16, 40, prompt);
             bad |= run(isa, format, 3, isa == TN_GENERIC ? 5 : 32, 300, prompt);
         }

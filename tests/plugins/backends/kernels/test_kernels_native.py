@@ -15,6 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 from treadle_kernels_native import library, treadle_quantization
+from treadle_kernels_native.int4 import dequantize as dequantize_int4
+from treadle_kernels_native.int4 import quantize as quantize_int4
+from treadle_kernels_native.int4 import scaled_sums
 from treadle_kernels_native.structs import Format, InstructionSet, Linear, Model
 
 from treadle.api.cache import DeviceInfo
@@ -71,12 +74,14 @@ def engine(request: pytest.FixtureRequest) -> Iterator[tuple[InstructionSet, int
     LIBRARY.tn_destroy(handle)
 
 
-def product(handle: int, x: Tensor, weight: Tensor, form: Format, *rest: Tensor | None) -> Tensor:
+def product(
+    handle: int, x: Tensor, weight: Tensor, form: Format, *rest: Tensor | None, group: int = 0
+) -> Tensor:
     bias, scales, sums = (
         None if t is None else t.data_ptr() for t in (*rest, None, None, None)[:3]
     )
-    n, k = weight.shape
-    linear = Linear(weight.data_ptr(), bias, scales, sums, n, k, form)
+    n, k = len(weight), x.shape[1]
+    linear = Linear(weight.data_ptr(), bias, scales, sums, n, k, form, group)
     y = torch.full((len(x), n), torch.nan)
     LIBRARY.tn_linear_test(handle, ctypes.byref(linear), x.data_ptr(), len(x), y.data_ptr())
     return y
@@ -113,6 +118,43 @@ def test_linear_layers_equal_torch(engine: tuple[InstructionSet, int], n: int, k
             # A product that lies between two codes may be rounded either way: one code of one input.
             slack = float(steps.max() * scales.max() * 127)
             torch.testing.assert_close(y, quantized.float(), atol=slack, rtol=0)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 128), (49, 384), (100, 512)])
+def test_four_bits_equal_torch(engine: tuple[InstructionSet, int], n: int, k: int) -> None:
+    """Groups of two sizes, rows and columns that no block of registers divides, signs of both kinds."""
+    _, handle = engine
+    torch.manual_seed(n + k)
+    codes, scales = quantize_int4(torch.randn(n, k))
+    weight = dequantize_int4(codes, scales, torch.float64)
+    bias, sums = torch.randn(n), scaled_sums(codes, scales)
+    wide = scales[:, ::2].contiguous()  # one scale for two groups
+    for m in (1, 3, 4, 5, 16, 50):
+        x = torch.randn(m, k)
+        steps = x.abs().amax(1, keepdim=True) / 127
+        rounded = (x / steps).round().double() * steps
+        slack = float(steps.max() * scales.abs().max() * 8)
+        y = product(handle, x, codes, Format.INT4, bias, scales, sums, group=64)
+        torch.testing.assert_close(y, (rounded @ weight.T + bias).float(), atol=slack, rtol=0)
+        if k % 128 == 0:
+            each = wide.repeat_interleave(2, 1)
+            expected = rounded @ dequantize_int4(codes, each, torch.float64).T
+            total = scaled_sums(codes, each)
+            y = product(handle, x, codes, Format.INT4, None, wide, total, group=128)
+            torch.testing.assert_close(y, expected.float(), atol=slack, rtol=0)
+
+
+def test_four_bits_are_near_and_zeros_stay_zero() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(300, 128)
+    weight[5] = 0
+    codes, scales = quantize_int4(weight)
+    assert (codes.dtype, codes.shape, scales.shape) == (torch.uint8, (300, 64), (300, 2))
+    restored = dequantize_int4(codes, scales, torch.float32)
+    assert not restored[5].any()
+    # Half a step, a whole one where the largest of the other sign has no code of its own.
+    steps = scales.abs().repeat_interleave(64, 1)
+    assert torch.all((restored - weight).abs() <= steps * 1.0001)
 
 
 def test_rows_do_not_depend_on_other_rows(engine: tuple[InstructionSet, int]) -> None:
@@ -204,18 +246,21 @@ def test_logprobs_do_not_depend_on_other_requests(tmp_path: Path) -> None:
     assert logprobs([4], max_num_batched_tokens=37) == alone
 
 
-@pytest.mark.parametrize(("quantization", "error"), [("auto", 0.12), ("int8", 0.25)])
+@pytest.mark.parametrize(("quantization", "error"), [("auto", 0.12), ("int8", 0.25), ("int4", 0.6)])
 def test_logprobs_of_rounded_weights_are_near(
     tmp_path: Path, quantization: str, error: float
 ) -> None:
-    """Of the most probable tokens behind a prompt, compared with float32, on every instruction set."""
-    folder = make_checkpoint(tmp_path, "Qwen3ForCausalLM", **SIZES)
+    """Of the most probable tokens behind a prompt, on every instruction set, compared with float32; those
+    of weights in four bits, which are far from it, with torch on the same weights."""
+    four = quantization == "int4"
+    sizes = SIZES | ({"hidden_size": 128, "intermediate_size": 256} if four else {})
+    folder = make_checkpoint(tmp_path, "Qwen3ForCausalLM", **sizes)
 
-    def logprobs(**options: Any) -> Tensor:
+    def logprobs(**options: Any) -> dict[int, float]:
         engine = core(folder, **options)
         assert not options.get("native", True) or any("native" in s for s in engine.info.report)
         ids = [(11 * position) % 250 for position in range(100)]
-        params = SamplingParams(temperature=0, max_tokens=1, logprobs=5, ignore_eos=True)
+        params = SamplingParams(temperature=0, max_tokens=1, logprobs=10, ignore_eos=True)
         engine.add_request(EngineRequest("it", ids, params, 0.0))
         values: dict[int, float] = {}
         while engine.has_work:
@@ -224,22 +269,25 @@ def test_logprobs_of_rounded_weights_are_near(
                 for token in output.logprobs or ():
                     values |= zip(token.ids, token.logprobs, strict=True)
         engine.close()
-        return torch.tensor([values[token] for token in sorted(values)])
+        return values
 
-    expected = logprobs(native=False)
+    expected = logprobs(native=False, **({"quantization": "int4"} if four else {}))
     for isa in SETS:
         options = {"dtype": "bfloat16", "page_size": 16, "quantization": quantization}
         actual = logprobs(isa=isa.name.lower(), **options)
-        torch.testing.assert_close(actual, expected, atol=error, rtol=0)
+        common = set(actual) & set(expected)  # those at the edge of the ten may change places
+        assert len(common) >= 7
+        assert max(abs(actual[token] - expected[token]) for token in common) < error
 
 
-def test_int8_refuses_what_it_is_not_for() -> None:
+@pytest.mark.parametrize("method", ["int8", "int4"])
+def test_it_refuses_what_it_is_not_for(method: str) -> None:
     hook: Any = treadle_quantization
-    assert hook(method="int4", checkpoint={}, device=DeviceInfo("cpu")) is None
+    assert hook(method="int3", checkpoint={}, device=DeviceInfo("cpu")) is None
     with pytest.raises(UnsupportedModelError, match="quantization_config of its own"):
-        hook(method="int8", checkpoint={"bits": 4}, device=DeviceInfo("cpu"))
+        hook(method=method, checkpoint={"bits": 4}, device=DeviceInfo("cpu"))
     with pytest.raises(UnsupportedModelError, match="made for CPUs; on 'cuda' use 'fp8'"):
-        hook(method="int8", checkpoint={}, device=DeviceInfo("cuda", (9, 0)))
+        hook(method=method, checkpoint={}, device=DeviceInfo("cuda", (9, 0)))
 
 
 def test_sampling_and_prompt_logprobs_are_those_of_torch(tmp_path: Path) -> None:

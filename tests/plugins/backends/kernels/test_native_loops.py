@@ -22,12 +22,24 @@ if library.missing_reason() is not None and shutil.which("cc") is None:
 LIBRARY = library.load_library()
 BEST = library.best_instruction_set(LIBRARY)
 DOT = (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64)
+DOT_INT4 = (
+    c_void_p,
+    c_int64,
+    c_int64,
+    c_void_p,
+    c_int64,
+    c_void_p,
+    *(c_int64,) * 3,
+    c_void_p,
+    c_int64,
+)
 MIX = (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p)
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dot_f32": (None, DOT),
     "dot_f32_bf16": (None, DOT),
     "dot_bf16": (None, DOT),
     "dot_int8": (None, DOT),
+    "dot_int4": (None, DOT_INT4),
     "mix_f32": (None, MIX),
     "mix_bf16": (None, MIX),
     "scale_max": (c_float, (c_void_p, c_int64, c_float)),
@@ -95,6 +107,22 @@ def test_products_of_rows(loops: Any, k: int) -> None:
             function(left, left.stride(0), m, right, right.stride(0), n, k, y, n + 3)
             near(y[:, :n], left.double() @ right.double().T, 0 if dtype == torch.int32 else 3e-5)
             assert torch.all(y[:, n:] == -7)
+
+
+@pytest.mark.parametrize(("k", "group"), [(128, 64), (384, 64), (512, 128), (384, 192), (768, 384)])
+def test_products_of_four_bits(loops: Any, k: int, group: int) -> None:
+    """Whole numbers times scales that are powers of two: exact, whatever the order of sums."""
+    for m, n in ((1, 1), (1, 9), (2, 8), (5, 3), (8, 4), (7, 13)):
+        x = torch.randint(0, 256, (m, k + 32), dtype=torch.uint8)[:, :k]
+        codes = torch.randint(0, 256, (n, k // 2 + 32), dtype=torch.uint8)
+        scales = 2.0 ** torch.randint(-3, 3, (n, k // group))
+        pairs = codes.view(torch.int8)[:, : k // 2].unflatten(1, (-1, 64))
+        numbers = torch.cat([pairs << 4 >> 4, pairs >> 4], 2).flatten(1).double()
+        weight = numbers * scales.double().repeat_interleave(group, 1)
+        y = torch.full((m, n + 3), -7.0)
+        loops.dot_int4(x, x.stride(0), m, codes, k + 64, scales, group, n, k, y, n + 3)
+        near(y[:, :n], x.double() @ weight.T, 0)
+        assert torch.all(y[:, n:] == -7)
 
 
 @pytest.mark.parametrize("d", [32, 64, 96, 128, 256])

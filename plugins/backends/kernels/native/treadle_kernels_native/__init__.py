@@ -1,4 +1,4 @@
-"""A decoder's whole step in one call, in C, on CPUs, and weights in eight bits for it."""
+"""A decoder's whole step in one call, in C, on CPUs, and weights in eight or four bits for it."""
 
 from __future__ import annotations
 
@@ -72,20 +72,21 @@ def treadle_quantization(
     method: str, checkpoint: Mapping[str, Any], device: DeviceInfo
 ) -> QuantizationScheme | None:
     """Quantize a checkpoint while it is loaded. Raises ``UnsupportedModelError`` for what is quantized."""
-    if method != "int8":
+    if method not in ("int8", "int4"):
         return None
     if device.type != "cpu":
         raise UnsupportedModelError(
-            f"quantization is 'int8', which is made for CPUs; on {device.type!r} use 'fp8'"
+            f"quantization is {method!r}, which is made for CPUs; on {device.type!r} use 'fp8'"
         )
     if checkpoint:
         raise UnsupportedModelError(
-            "quantization is 'int8', but the checkpoint has a quantization_config of its own; leave "
+            f"quantization is {method!r}, but the checkpoint has a quantization_config of its own; leave "
             "the option away, or use a checkpoint in full precision"
         )
+    from treadle_kernels_native.int4 import Int4Scheme
     from treadle_kernels_native.int8 import Int8Scheme
 
-    return Int8Scheme()
+    return Int8Scheme() if method == "int8" else Int4Scheme()
 
 
 @impl

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from treadle.errors import EngineError
+from treadle_kernels_native.int4 import GROUP, scaled_sums
 from treadle_kernels_native.int8 import quantize, row_sums
 from treadle_kernels_native.structs import (
     MAX_TABLES,
@@ -164,7 +165,7 @@ class NativeProgram:
 
     def _head(self, head: Any, form: int) -> Linear:
         """The output head, in eight bits where the layers are: it is read for every token."""
-        if form != Format.INT8:
+        if form not in (Format.INT8, Format.INT4):
             return self._linear(head)
         weight = head.get_parameter("weight")
         codes, scales = quantize(weight.detach())
@@ -188,10 +189,26 @@ class NativeProgram:
             format=Format.INT8,
         )
 
+    def _int4(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Linear:
+        sums = scaled_sums(codes, scales)
+        self._kept += [codes, scales, sums, bias]
+        return Linear(
+            weight=codes.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            scales=scales.data_ptr(),
+            sums=sums.data_ptr(),
+            n=codes.shape[0],
+            k=2 * codes.shape[1],
+            format=Format.INT4,
+            group=GROUP,
+        )
+
     def _linear(self, linear: Any) -> Linear:
         weight, bias = linear.get_parameter("weight").detach(), self._bias(linear)
         if weight.dtype == torch.int8:
             return self._int8(weight, linear.weight_scale.detach(), bias)
+        if weight.dtype == torch.uint8:
+            return self._int4(weight, linear.weight_scale.detach(), bias)
         self._kept += [weight, bias]
         return Linear(
             weight=weight.data_ptr(),

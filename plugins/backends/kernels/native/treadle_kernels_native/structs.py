@@ -7,7 +7,7 @@ from enum import IntEnum
 
 __all__ = ("ABI", "MAX_TABLES", "Format", "InstructionSet", "Layer", "Linear", "Model", "Step")
 
-ABI = 2
+ABI = 3
 MAX_TABLES = 8
 
 
@@ -17,6 +17,7 @@ class Format(IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
     INT8 = 2
+    INT4 = 3
 
 
 class InstructionSet(IntEnum):
@@ -40,6 +41,7 @@ class Linear(Structure):
         ("n", c_int64),
         ("k", c_int64),
         ("format", c_int64),
+        ("group", c_int64),
     )
 
 

@@ -70,7 +70,7 @@ AMX static void scale_tiles(const tn_linear *linear, int64_t n0, const tn_operan
         const __m512 rows = _mm512_loadu_ps(x->scales + (block + b) * 16);
         for (int64_t c = 0; c < 32; c++) {
             float *at = result + (b * 32 + c) * 16;
-            const __m512i sums = _mm512_sub_epi32(_mm512_loadu_si512(at), _mm512_set1_epi32(128 * linear->sums[n0 + c]));
+            const __m512i sums = _mm512_sub_epi32(_mm512_loadu_si512(at), _mm512_set1_epi32(128 * ((const int32_t *)linear->sums)[n0 + c]));
             const __m512 scales = _mm512_mul_ps(rows, _mm512_set1_ps(linear->scales[n0 + c]));
             _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_cvtepi32_ps(sums), scales));
         }

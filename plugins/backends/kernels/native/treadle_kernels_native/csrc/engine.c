@@ -21,7 +21,7 @@ static tn_kernels kernels_for(int64_t isa) {
 #if defined(__x86_64__)
     if (isa >= TN_AVX2) kernels = tn_kernels_avx2;
     if (isa >= TN_AVX512) kernels = tn_kernels_avx512;
-    if (isa >= TN_AVX512_BF16) kernels.dot_bf16 = tn_dot_bf16_avx512, kernels.dot_int8 = tn_dot_int8_vnni;
+    if (isa >= TN_AVX512_BF16) kernels.dot_bf16 = tn_dot_bf16_avx512, kernels.dot_int8 = tn_dot_int8_vnni, kernels.dot_int4 = tn_dot_int4_vnni;
 #endif
     return kernels;
 }
@@ -53,7 +53,7 @@ static void take_all(tn_engine *engine, arena *from) {
     const int64_t d = model->head_size, queries = model->heads * d, real = sizeof(float);
     const int64_t k = largest(largest(model->hidden, model->intermediate), queries);
     int in_8_bits = 0;
-    for (int64_t i = 0; i < model->num_layers; i++) in_8_bits |= model->layers[i].down.format == TN_INT8;
+    for (int64_t i = 0; i < model->num_layers; i++) in_8_bits |= tn_takes_uint8(&model->layers[i].down);
     engine->residual = take(from, TN_SLAB * model->hidden * real);
     engine->qkv = take(from, TN_SLAB * (queries + 2 * model->kv_heads * d) * real);
     engine->attended = take(from, TN_SLAB * queries * real);

@@ -31,6 +31,8 @@ struct tn_kernels {
     /* NULL where the machine has no product of two bf16: x stays in float then */
     void (*dot_bf16)(const bf16 *x, int64_t ldx, int64_t m, const bf16 *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
     void (*dot_int8)(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
+    /* Codes of 4 bits in the layout of TN_INT4; ldw counts them too. scales [n, k / group] */
+    void (*dot_int4)(const uint8_t *x, int64_t ldx, int64_t m, const uint8_t *w, int64_t ldw, const float *scales, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
     /* o[m][d] = o[m][d] · keep[m] + sum over keys of p[m][key] · v[key][d] */
     void (*mix_f32)(const float *p, int64_t ldp, const float *keep, int64_t m, const float *v, int64_t ldv, int64_t keys, int64_t d, float *o);
     void (*mix_bf16)(const float *p, int64_t ldp, const float *keep, int64_t m, const bf16 *v, int64_t ldv, int64_t keys, int64_t d, float *o);
@@ -54,6 +56,7 @@ TN_INTERNAL extern const tn_kernels tn_kernels_generic;
 TN_INTERNAL extern const tn_kernels tn_kernels_avx2, tn_kernels_avx512;
 TN_INTERNAL void tn_dot_bf16_avx512(const bf16 *x, int64_t ldx, int64_t m, const bf16 *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
 TN_INTERNAL void tn_dot_int8_vnni(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
+TN_INTERNAL void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const uint8_t *w, int64_t ldw, const float *scales, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
 #endif
 
 /* ------------------------------------------------------------------------------------- threads */
@@ -125,6 +128,8 @@ struct tn_engine {
     int32_t *sampled;                 /* [TN_SLAB] */
 };
 
+/* Whether the kernels of a weight read activations in 8 bits. */
+static inline int tn_takes_uint8(const tn_linear *linear) { return linear->format == TN_INT8 || linear->format == TN_INT4; }
 TN_INTERNAL int tn_operand_kind(const tn_engine *engine, const tn_linear *linear, int64_t m);
 /* Rows [first, first + count) of x, count ≤ 16, into the operand; first is a multiple of 16. */
 TN_INTERNAL void tn_operand_fill(const tn_engine *engine, tn_operand *operand, const float *x, int64_t ldx, int64_t first, int64_t count);

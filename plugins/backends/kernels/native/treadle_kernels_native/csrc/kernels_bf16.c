@@ -39,6 +39,50 @@ INLINE VNNI void block_int8(const int rows, const int columns, const uint8_t *x,
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = _mm512_reduce_add_epi32(sums[r][c]);
 }
 
+/* Codes are multiplied where they lie in their bytes, sixteen times as large. Sums stay in lanes, which are
+ * added up once, behind the last group. */
+INLINE VNNI void block_int4(const int rows, const int columns, const uint8_t *x, int64_t ldx, const uint8_t *w, int64_t ldw, const float *scales, int64_t group, int64_t k, float *y, int64_t ldy) {
+    const int64_t groups = k / group;
+    const __m512i upper = _mm512_set1_epi8((char)0xf0), zero = _mm512_setzero_si512();
+    __m512 sums[4][4];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_setzero_ps();
+    int64_t first = 0, second = 0, end = group; /* the groups of both halves, and where the second one ends */
+    for (int64_t i = 0; i < k; i += 128) {
+        if (i == end) second++, end += group;
+        first = second;
+        if (i + 64 == end) second++, end += group;
+        __m512i values[2][4];
+        UNROLL for (int r = 0; r < rows; r++) values[0][r] = _mm512_loadu_si512(x + r * ldx + i), values[1][r] = _mm512_loadu_si512(x + r * ldx + i + 64);
+        UNROLL for (int c = 0; c < columns; c++) {
+            const __m512i pairs = _mm512_loadu_si512(w + (c * ldw + i) / 2);
+            const __m512i low = _mm512_and_si512(_mm512_slli_epi16(pairs, 4), upper), high = _mm512_and_si512(pairs, upper);
+            const __m512 low_scale = _mm512_set1_ps(scales[c * groups + first]), high_scale = _mm512_set1_ps(scales[c * groups + second]);
+            UNROLL for (int r = 0; r < rows; r++) {
+                sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(zero, values[0][r], low)), low_scale, sums[r][c]);
+                sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(zero, values[1][r], high)), high_scale, sums[r][c]);
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = _mm512_reduce_add_ps(sums[r][c]) / 16;
+}
+
+VNNI void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const uint8_t *w, int64_t ldw, const float *scales, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) {
+    const int64_t groups = k / group;
+    for (int64_t r = 0; r < m;) {
+        const uint8_t *from = x + r * ldx;
+        float *to = y + r * ldy;
+        const int64_t rows = m - r >= 4 ? 4 : 1;
+        int64_t c = 0;
+        if (rows == 4)
+            for (; c + 2 <= n; c += 2) block_int4(4, 2, from, ldx, w + c * ldw / 2, ldw, scales + c * groups, group, k, to + c, ldy);
+        else
+            for (; c + 4 <= n; c += 4) block_int4(1, 4, from, ldx, w + c * ldw / 2, ldw, scales + c * groups, group, k, to + c, ldy);
+        for (; c < n; c++)
+            for (int64_t i = 0; i < rows; i++) block_int4(1, 1, from + i * ldx, ldx, w + c * ldw / 2, ldw, scales + c * groups, group, k, to + i * ldy + c, ldy);
+        r += rows;
+    }
+}
+
 /* One row reads eight rows of weights at a time, which is what memory likes; more rows use the registers
  * for six by four results. */
 #define PRODUCT(name, target, block, left, right, result) \

@@ -13,8 +13,8 @@
 
 /* Rows of weights in a piece: a multiple of 32, fewer where threads would be left without. */
 static int64_t piece_rows(const tn_engine *engine, const tn_linear *linear, int64_t n) {
-    const int64_t size = linear->k * (linear->format == TN_F32 ? 4 : linear->format == TN_BF16 ? 2 : 1);
-    int64_t rows = PIECE_BYTES / size / 32 * 32;
+    const int64_t bits = linear->format == TN_F32 ? 32 : linear->format == TN_BF16 ? 16 : linear->format == TN_INT8 ? 8 : 4;
+    int64_t rows = PIECE_BYTES * 8 / (linear->k * bits) / 32 * 32;
     const int64_t share = (n / (2 * engine->threads) + 31) / 32 * 32;
     if (rows > share) rows = share;
     if (rows > PIECE_ROWS) rows = PIECE_ROWS;
@@ -38,13 +38,22 @@ static void product(const tn_engine *engine, const tn_linear *linear, const tn_o
         kernels->dot_bf16((const bf16 *)x->data + first * k, k, count, (const bf16 *)linear->weight + n0 * k, k, width, k, y, ldy);
         break;
     case TN_ROWS_UINT8: {
+        if (linear->format == TN_INT4) {
+            const int64_t groups = k / linear->group;
+            const float *sums = linear->sums;
+            kernels->dot_int4((const uint8_t *)x->data + first * k, k, count, (const uint8_t *)linear->weight + n0 * (k / 2), k, linear->scales + n0 * groups, linear->group, width, k, y, ldy);
+            for (int64_t r = 0; r < count; r++)
+                for (int64_t c = 0; c < width; c++) y[r * ldy + c] = (y[r * ldy + c] - 128.0f * sums[n0 + c]) * x->scales[first + r];
+            break;
+        }
+        const int32_t *row_sums = linear->sums;
         int32_t *sums = (int32_t *)y; /* the same memory, element by element */
         kernels->dot_int8((const uint8_t *)x->data + first * k, k, count, (const int8_t *)linear->weight + n0 * k, k, width, k, sums, ldy);
         for (int64_t r = 0; r < count; r++)
             for (int64_t c = 0; c < width; c++) {
                 int32_t sum;
                 memcpy(&sum, y + r * ldy + c, sizeof sum);
-                y[r * ldy + c] = (float)(sum - 128 * linear->sums[n0 + c]) * (linear->scales[n0 + c] * x->scales[first + r]);
+                y[r * ldy + c] = (float)(sum - 128 * row_sums[n0 + c]) * (linear->scales[n0 + c] * x->scales[first + r]);
             }
         break;
     }

@@ -20,6 +20,8 @@ int tn_operand_kind(const tn_engine *engine, const tn_linear *linear, int64_t m)
     case TN_BF16:
         if (tiles && linear->k % 32 == 0) return TN_TILES_BF16;
         return engine->kernels.dot_bf16 != NULL ? TN_ROWS_BF16 : TN_ROWS_F32;
+    case TN_INT4: /* groups have scales of their own, which tiles would add up together */
+        return TN_ROWS_UINT8;
     default:
         return tiles && linear->k % 64 == 0 ? TN_TILES_UINT8 : TN_ROWS_UINT8;
     }

@@ -73,7 +73,7 @@ static void feed_forward(tn_engine *engine, int thread, const tn_layer *layer, i
     const int64_t hidden = engine->model.hidden, size = engine->model.intermediate;
     const tn_operand x = operand_of(engine, thread, &layer->gate_up, engine->residual, layer->post_norm, m);
     tn_operand activated = engine->activated;
-    if (layer->down.format == TN_INT8) { /* the scale of a row needs all of it */
+    if (tn_takes_uint8(&layer->down)) { /* the scale of a row needs all of it */
         tn_linear_run(engine, thread, &layer->gate_up, &x, m, engine->gate_up, 2 * size, 0);
         tn_barrier(engine->pool);
         for (int64_t r; (r = tn_next(engine->pool)) < m;) {
