@@ -10,12 +10,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from treadle.api.models import LinearMethod, LinearSpec
-from treadle_kernels_native.int8 import HEADS, ROWS, Int8Linear, Int8Scheme
-from treadle_layers_kit import empty_weight
-from treadle_layers_kit.mapping import is_mapped, release_pages
+from treadle_kernels_native.int8 import HEADS, ROWS, Int8Linear, Int8Scheme, RoundedLinear
 from treadle_layers_kit.quantized import is_layer_skipped
 
 __all__ = ("GROUP", "Int4Linear", "Int4Scheme", "dequantize", "quantize", "scaled_sums")
@@ -62,25 +60,11 @@ def scaled_sums(codes: Tensor, scales: Tensor) -> Tensor:
     return torch.cat([(_numbers(c).sum(2, dtype=torch.int32) * s).sum(1) for c, s in pairs])
 
 
-class Int4Linear:
-    """A ``LinearMethod`` whose module has ``weight`` uint8 ``[out, in / 2]`` and ``weight_scale`` ``[out, in / 64]``."""
+class Int4Linear(RoundedLinear):
+    """Its module has ``weight`` uint8 ``[out, in / 2]`` and ``weight_scale`` ``[out, in / 64]``."""
 
-    treadle_unguarded = True  # whoever runs its module knows it by its class
-
-    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
-        """Register the weight as the checkpoint has it."""
-        shape = (sum(spec.out_features), spec.in_features)
-        weight = empty_weight(shape, spec.dtype, output_dim=0, input_dim=1)
-        module.register_parameter("weight", weight)
-
-    def process_weights_after_loading(self, module: nn.Module) -> None:
-        """Replace the weight, a matrix at a time."""
-        weight = module.get_parameter("weight")
-        codes, scales = quantize(weight.data)
-        if is_mapped(weight):
-            release_pages(weight)
-        module.weight = nn.Parameter(codes, requires_grad=False)
-        module.register_parameter("weight_scale", nn.Parameter(scales, requires_grad=False))
+    def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return quantize(weight)
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, dequantize(module.weight, module.weight_scale, x.dtype), bias)

@@ -17,7 +17,7 @@ from treadle_layers_kit import empty_weight
 from treadle_layers_kit.mapping import is_mapped, release_pages
 from treadle_layers_kit.quantized import is_layer_skipped
 
-__all__ = ("Int8Linear", "Int8Scheme", "quantize", "row_sums")
+__all__ = ("Int8Linear", "Int8Scheme", "RoundedLinear", "quantize", "row_sums")
 
 HEADS = ("lm_head",)
 ROWS = 256
@@ -44,8 +44,8 @@ def row_sums(codes: Tensor) -> Tensor:
     return torch.cat([rows.sum(1, dtype=torch.int32) for rows in codes.split(ROWS)])
 
 
-class Int8Linear:
-    """A ``LinearMethod`` whose module has ``weight`` int8 ``[out, in]`` and ``weight_scale`` ``[out]``."""
+class RoundedLinear:
+    """A ``LinearMethod`` that replaces the checkpoint's weight by codes, ``weight``, and ``weight_scale``."""
 
     treadle_unguarded = True  # whoever runs its module knows it by its class
 
@@ -55,14 +55,25 @@ class Int8Linear:
         weight = empty_weight(shape, spec.dtype, output_dim=0, input_dim=1)
         module.register_parameter("weight", weight)
 
+    def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return codes and scales."""
+        raise NotImplementedError
+
     def process_weights_after_loading(self, module: nn.Module) -> None:
         """Replace the weight, a matrix at a time."""
         weight = module.get_parameter("weight")
-        codes, scales = quantize(weight.data)
+        codes, scales = self.quantize(weight.data)
         if is_mapped(weight):
             release_pages(weight)
         module.weight = nn.Parameter(codes, requires_grad=False)
         module.register_parameter("weight_scale", nn.Parameter(scales, requires_grad=False))
+
+
+class Int8Linear(RoundedLinear):
+    """Its module has ``weight`` int8 ``[out, in]`` and ``weight_scale`` ``[out]``."""
+
+    def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return quantize(weight)
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         weight = module.weight.to(x.dtype) * module.weight_scale[:, None].to(x.dtype)

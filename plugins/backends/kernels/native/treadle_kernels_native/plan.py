@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from treadle.api.attention import MaskKind
 from treadle.errors import UnsupportedModelError
-from treadle_kernels_native.int4 import Int4Linear
-from treadle_kernels_native.int8 import Int8Linear
+from treadle_kernels_native.int8 import RoundedLinear
 from treadle_kernels_native.library import LibraryError, choose_instruction_set, load_library
 from treadle_kernels_native.program import NativeProgram
 from treadle_kernels_native.structs import InstructionSet
@@ -197,7 +196,7 @@ def _linear_reasons(name: str, linear: Any, base: type[Linear]) -> Iterator[str]
         yield f"{name} is {type(linear).__name__}, which computes in its own way"
         return
     method = linear.method
-    if isinstance(method, (Int8Linear, Int4Linear)):
+    if isinstance(method, RoundedLinear):
         if not isinstance(linear, LMHead) and linear.inputs.size % 32 == 0:
             return
     elif not isinstance(method, PlainLinear) or method.op is not F.linear:

@@ -177,20 +177,24 @@ class NativeProgram:
         return None if linear.bias is None else linear.bias.detach().float().contiguous()
 
     def _int8(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Linear:
-        sums = row_sums(codes)
-        self._kept += [codes, scales, sums, bias]
-        return Linear(
-            weight=codes.data_ptr(),
-            bias=None if bias is None else bias.data_ptr(),
-            scales=scales.data_ptr(),
-            sums=sums.data_ptr(),
-            n=codes.shape[0],
-            k=codes.shape[1],
-            format=Format.INT8,
-        )
+        return self._coded(codes, scales, row_sums(codes), bias, codes.shape[1], Format.INT8)
 
     def _int4(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Linear:
-        sums = scaled_sums(codes, scales)
+        inputs = 2 * codes.shape[1]
+        return self._coded(
+            codes, scales, scaled_sums(codes, scales), bias, inputs, Format.INT4, GROUP
+        )
+
+    def _coded(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        sums: Tensor,
+        bias: Tensor | None,
+        inputs: int,
+        form: Format,
+        group: int = 0,
+    ) -> Linear:
         self._kept += [codes, scales, sums, bias]
         return Linear(
             weight=codes.data_ptr(),
@@ -198,9 +202,9 @@ class NativeProgram:
             scales=scales.data_ptr(),
             sums=sums.data_ptr(),
             n=codes.shape[0],
-            k=2 * codes.shape[1],
-            format=Format.INT4,
-            group=GROUP,
+            k=inputs,
+            format=form,
+            group=group,
         )
 
     def _linear(self, linear: Any) -> Linear:
