@@ -6,6 +6,7 @@ the library does not, multiplies with the dequantized weight.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def row_sums(codes: Tensor) -> Tensor:
     return torch.cat([rows.sum(1, dtype=torch.int32) for rows in codes.split(ROWS)])
 
 
-class RoundedLinear:
+class RoundedLinear(ABC):
     """A ``LinearMethod`` that replaces the checkpoint's weight by codes, ``weight``, and ``weight_scale``."""
 
     treadle_unguarded = True  # whoever runs its module knows it by its class
@@ -55,9 +56,13 @@ class RoundedLinear:
         weight = empty_weight(shape, spec.dtype, output_dim=0, input_dim=1)
         module.register_parameter("weight", weight)
 
+    @abstractmethod
     def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return codes and scales."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See ``LinearMethod``."""
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
         """Replace the weight, a matrix at a time."""

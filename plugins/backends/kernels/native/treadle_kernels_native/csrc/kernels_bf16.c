@@ -1,4 +1,4 @@
-/* Products of bf16 by bf16 (vdpbf16ps) and of bytes by bytes (vpdpbusd). */
+/* Products of bf16 by bf16 (vdpbf16ps), and of bytes by bytes or by codes of four bits (vpdpbusd). */
 #include "internal.h"
 
 #if defined(__x86_64__)
@@ -46,10 +46,10 @@ INLINE VNNI void block_int4(const int rows, const int columns, const uint8_t *x,
     const __m512i upper = _mm512_set1_epi8((char)0xf0), zero = _mm512_setzero_si512();
     __m512 sums[4][4];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_setzero_ps();
-    int64_t first = 0, second = 0, end = group; /* the groups of both halves, and where the second one ends */
+    int64_t second = 0, end = group; /* the groups of both halves, and where the second one ends */
     for (int64_t i = 0; i < k; i += 128) {
         if (i == end) second++, end += group;
-        first = second;
+        const int64_t first = second;
         if (i + 64 == end) second++, end += group;
         __m512i values[2][4];
         UNROLL for (int r = 0; r < rows; r++) values[0][r] = _mm512_loadu_si512(x + r * ldx + i), values[1][r] = _mm512_loadu_si512(x + r * ldx + i + 64);
