@@ -158,6 +158,7 @@ def test_what_is_only_compiled_waits_for_nobody(in_process: Callable[..., None])
 
 
 BUILDS = """
+    import re
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -181,6 +182,8 @@ BUILDS = """
             assert code.count("ld.volatile.global.v4") > 1, "nobody looks again"
             assert ("atom.global.sys.acq_rel" in code) == constants["SEVERAL_ROUNDS"], "no order of turns"
             assert "global.b16" not in code, "too little moves at once"
+            index = re.search("(st|atom)[.]global[.](sys[.]acq_rel[.]exch[.])?b32 ", code)
+            assert "bar.sync" in code[wait : index.start()], "a late thread would load what is stored here"
         return code[:wait].count("ld.global")
 
     counted = dict(buffer_ptrs="*i64", buffer_indices="*i32", numel="i32", elements_per_rank="i32")
@@ -202,3 +205,58 @@ def test_kernels_compile_for_hopper_and_wait_before_they_write(
     """What starts early may read weights, and nothing else, until the kernel before has finished."""
     pytest.importorskip("triton")
     in_process(BUILDS, interpret=False)
+
+
+LATE = """
+    import torch
+    import triton
+    import triton.language as tl
+    from triton.language.extra.cuda import gdc_wait
+    from treadle_communicator_symmetric import reduce
+
+    @triton.jit
+    def late_warps(USE_PDL: tl.constexpr):
+        if USE_PDL:
+            gdc_wait()
+        else:
+            tl.inline_asm_elementwise(
+                "{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.ge.u32 p, t, 32;"
+                " @p nanosleep.u32 50000; mov.u32 $0, $1; }",
+                "=r,r,~{memory}", [USE_PDL + 0], dtype=tl.int32, is_pure=False, pack=1,
+            )
+
+    reduce.wait_for_previous_kernel = late_warps
+    rows, hidden, programs = 4, 4096, 8
+    size = 3 * 2 * programs * hidden * 2
+    buffers = [torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    buffer_ptrs = torch.tensor([buffer.data_ptr() for buffer in buffers], device="cuda")
+    indices = [torch.zeros(programs, dtype=torch.int32, device="cuda") for _ in range(2)]
+    parts = [torch.randn(rows, hidden, device="cuda").bfloat16() for _ in range(2)]
+    expected = (parts[0].float() + parts[1].float()).bfloat16()
+    weight = torch.ones(hidden, dtype=torch.bfloat16, device="cuda")
+    streams = [torch.cuda.Stream() for _ in range(2)]
+
+    def add(rank, compile_only=False):
+        x, places = parts[rank], (buffer_ptrs, indices[rank], rank)
+        options = dict(use_pdl=rank == 0, compile_only=compile_only)
+        total = torch.zeros_like(x)
+        reduce.all_reduce_add_rms_norm(x, total, weight, 1e-5, 0.0, *places, **options)
+        return total, reduce.all_reduce(x, *places, **options)
+
+    for rank in range(2):
+        add(rank, compile_only=True)
+    torch.cuda.synchronize()
+    for turn in range(5):
+        sums = []
+        for rank, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                sums += add(rank)
+        torch.cuda.synchronize()
+        assert all(torch.equal(total, expected) for total in sums), turn
+"""
+
+
+@pytest.mark.gpu
+def test_threads_that_start_late_use_the_same_buffer(in_process: Callable[..., None]) -> None:
+    """Two ranks on one device; most warps of one of them begin 50 us after its first."""
+    in_process(LATE, interpret=False)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 __all__ = ("treadle_communicator",)
 
 NAME = "symmetric"
-MAX_RANKS = 2
-"""With four ranks the fused sums of small steps can wait for one another for ever: starts hung on four H200."""
 
 
 @impl
@@ -25,8 +23,6 @@ def treadle_communicator(request: CommunicatorRequest) -> CommunicatorOffer | Re
         return Refusal(NAME, (f"needs CUDA devices, this is {request.device.type}",))
     if request.world_size < 2:
         return Refusal(NAME, ("there is only one rank",))
-    if request.world_size > MAX_RANKS:
-        return Refusal(NAME, (f"serves {MAX_RANKS} ranks, these are {request.world_size}",))
     return CommunicatorOffer(NAME, 80, _create)
 
 
