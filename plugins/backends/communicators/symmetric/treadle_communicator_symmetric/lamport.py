@@ -119,7 +119,8 @@ def finish_round(buffer_indices, program, buffer_index, SEVERAL_ROUNDS: tl.const
     """Store the index of the buffer, once all threads of the program have loaded the previous one. Call
     this after ``send`` and before ``receive``. In a kernel of SEVERAL_ROUNDS, all ranks see what was cleared
     before anything of the next round is sent."""
-    # Without it, a warp that starts late would load what another has stored, and wait in the wrong buffer.
+    # A warp that starts late would otherwise load what another has stored, and wait in the wrong buffer;
+    # and all threads have cleared before one says so.
     tl.debug_barrier()
     if SEVERAL_ROUNDS:
         tl.atomic_xchg(buffer_indices + program, buffer_index, sem="acq_rel", scope="sys")
