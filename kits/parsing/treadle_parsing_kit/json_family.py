@@ -173,8 +173,8 @@ class JsonFamilyParser(ToolCallParser):
             [lark_string(form.tail)] * bool(form.tail),
         )
         is_single = names_one_tool(choice)
-        if choice == "auto" and not form.begin:
-            return self._text_with_lists(tools)
+        if choice == "auto" and (form.words or not form.begin):
+            return self._text_with_lists(tools, " ".join(end))
         if choice == "auto":
             repeated = f"call ({lark_string(form.separator)} call)*" if form.arrays else "call"
             lines = free_text_rules(self._tags_of(form.begin[0])[0], "block", self._tokenizer)
@@ -195,8 +195,11 @@ class JsonFamilyParser(ToolCallParser):
             ]
         return GrammarSpec("ebnf", "\n".join(lines))
 
-    def _text_with_lists(self, tools: Sequence[Tool]) -> GrammarSpec:
-        """Text in which a list where one of calls may begin, with the name of a tool or arguments, is one."""
+    def _text_with_lists(self, tools: Sequence[Tool], closing: str) -> GrammarSpec:
+        """Text in which a list where one of calls may begin, with the name of a tool or arguments, is one.
+
+        ``closing`` ends one that a tag begins.
+        """
         items = [
             (
                 f'{{"name": {lark_string(tool.name)}, "{self.format.arguments}": ',
@@ -207,12 +210,17 @@ class JsonFamilyParser(ToolCallParser):
         more = " | ".join(f"{lark_string(head)} rest_of_{i}" for i, (head, _) in enumerate(items))
         calls = [(f"[{head}", f'rest_of_{i} (", " call)* "]"') for i, (head, _) in enumerate(items)]
         words = "|".join(map(pattern_of, self.format.words))
+        opening, before = rf"\[?{BLANK}*", rf"{ANYWHERE}(?:{words}){BLANK}*"
+        if self.format.bare:
+            opening = rf"(\[|({words}){BLANK}*\[?){BLANK}*"
+            before = rf"({LINE_START}|{ANYWHERE}(?:{words}))"
         rules = untagged_text_rules(
-            rf"(\[|({words}){BLANK}*\[?){BLANK}*{object_pattern(tools)}",
+            opening + object_pattern(tools),
             calls,
-            before=rf"({LINE_START}|{ANYWHERE}(?:{words}))",
+            before=before,
             between=r"[, \t\r\n]*",
-            tags=[],
+            tags=self.format.begin[:1],
+            closing=closing,
             tokenizer=self._tokenizer,
         )
         rules += [f"call: {more}", *(f"rest_of_{i}: {rest}" for i, (_, rest) in enumerate(items))]

@@ -11,6 +11,7 @@ from treadle.plugins import PluginManager
 from treadle.testing.parsers import ReasoningSuite, merge_adjacent, reasoning, text
 from treadle.testing.plugin import PluginSuite
 from treadle.testing.streams import CodePointTokenizer
+from treadle_parsing_kit.reasoning_tags import CALL_OPENERS
 
 THOUGHTS = [
     "hm",
@@ -83,6 +84,20 @@ def test_thoughts_as_the_model_writes_them(key: str) -> None:
 def test_other_names_are_the_same_parsers(key: str) -> None:
     parser = PLUGINS.create(REASONING_PARSERS, key, tokenizer=TOKENIZER, prompt="")
     assert parser.feed("plain ", ()) + parser.finish()
+
+
+@pytest.mark.parametrize("key", sorted({*FORMATS, "deepseek_r1", "qwen3"} - {"harmony"}))
+def test_a_call_of_any_format_ends_an_open_thought(key: str) -> None:
+    """Formats of calls and of thoughts are chosen apart."""
+    prompt, before, *_ = FORMATS.get(key, [("", "<think>", "", "")])[0]
+    for opener in CALL_OPENERS:
+        for size in (1, 4, 400):
+            parser = PLUGINS.create(REASONING_PARSERS, key, tokenizer=TOKENIZER, prompt=prompt)
+            output = f"{before}hm {opener}rest"
+            pieces = [output[i : i + size] for i in range(0, len(output), size)]
+            deltas = [delta for piece in pieces for delta in parser.feed(piece, ())]
+            found = merge_adjacent([*deltas, *parser.finish()])
+            assert found == [reasoning("hm"), text(f"{opener}rest")], output
 
 
 class Thoughts(PluginSuite, ReasoningSuite):

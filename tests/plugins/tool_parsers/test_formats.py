@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from treadle.api.kinds import TOOL_PARSERS
+from treadle.api.kinds import STRUCTURED_OUTPUT, TOOL_PARSERS
 from treadle.api.parsers import Tool, ToolCallDelta
 from treadle.errors import RequestError
 from treadle.plugins import PluginManager
@@ -333,6 +334,77 @@ def seconds(key: str, output: str) -> float:
     start = time.thread_time()
     parse(key, [output])
     return time.thread_time() - start
+
+
+STRICT = [
+    Tool(
+        "get_weather",
+        "",
+        {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Paris", "St. <b>"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+        strict=True,
+    ),
+    Tool("loose", "", {"type": "object", "properties": {"x": {"type": "string"}}}),
+]
+RIGHT: Call = ("get_weather", {"city": "Paris", "days": 3})
+LOOSE: Call = ("loose", {"x": "y"})
+WRONG: list[Call] = [
+    ("get_weather", {"city": "Rome", "days": 3}),
+    ("get_weather", {"city": "Paris"}),
+    ("get_weather", {"city": "Paris", "days": 12}),
+    ("get_weather", {}),
+]
+# Models whose vocabulary has [ARGS] write v11 or v13, and the others the list.
+SPELLINGS = [
+    (name, with_tokens)
+    for name in FORMATS
+    for with_tokens in (False, True)
+    if with_tokens != (name == "mistral") or "mistral" not in name
+]
+
+
+def encode(output: str, tokenizer: ByteTokenizer) -> list[int]:
+    """Return ids in which each tag is the token that it is."""
+    tags = {tag: id for id, tag in tokenizer.special.items()}
+    parts = re.split(f"({'|'.join(map(re.escape, tags))})", output) if tags else [output]
+    return [id for part in parts for id in ([tags[part]] if part in tags else part.encode())]
+
+
+@pytest.mark.parametrize(("name", "with_tokens"), SPELLINGS)
+def test_strict_calls_are_enforced_where_calls_are_free(name: str, with_tokens: bool) -> None:
+    """Whether the tags are tokens or text: right calls can be written, wrong ones cannot."""
+    key, write = FORMATS[name]
+    tokenizer: Any = ByteTokenizer(*(tags_of(key) if with_tokens else ()))
+    parser = PLUGINS.create(TOOL_PARSERS, key, tokenizer=tokenizer, tools=STRICT)
+    spec = parser.grammar_for_tool_choice("auto")
+    if spec is None:
+        assert name in ("harmony", "openai") and not with_tokens
+        return
+    compiler = PLUGINS.create(
+        STRUCTURED_OUTPUT, "llguidance", tokenizer=tokenizer, vocab_size=tokenizer.vocab_size
+    )
+    assert compiler.unsupported_reason(spec) is None
+    grammar = compiler.compile(spec)
+
+    def is_allowed(output: str) -> bool:
+        matcher = grammar.matcher()
+        ids = encode(output, tokenizer)
+        return all(matcher.accept_token(id) for id in ids) and matcher.is_accepting
+
+    for text in ("", "Hello < { [ world.\n"):
+        assert is_allowed(text)
+        for calls in ([RIGHT], [LOOSE], [RIGHT, LOOSE], [LOOSE, RIGHT], [RIGHT, RIGHT]):
+            assert is_allowed(text + write(calls)), text + write(calls)
+        for wrong in WRONG:
+            for calls in ([wrong], [RIGHT, wrong], [LOOSE, wrong]):
+                assert not is_allowed(text + write(calls)), text + write(calls)
 
 
 UNWRITABLE = {

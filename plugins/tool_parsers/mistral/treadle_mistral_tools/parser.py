@@ -114,6 +114,8 @@ class Mistral(JsonFamilyParser):
         tools = writable_tools(self._tools, choice, lambda t: _name.fullmatch(t.name) is not None)
         if not tools:
             return None
+        call_id = tag_rule(ID, self._tokenizer)
+        own_id = f"({call_id} /[0-9A-Za-z]{{9}}/)?" if call_id.startswith("<[") else ""
         calls = " | ".join(f"call_{i}" for i in range(len(tools)))
         if choice == "auto":
             lines = free_text_rules(CALLS, f"({calls})", self._tokenizer)
@@ -122,7 +124,7 @@ class Mistral(JsonFamilyParser):
             lines.append(f"call: {begin} ({calls})")
         for i, tool in enumerate(tools):
             lines += [
-                f"call_{i}: {lark_string(tool.name)} {arguments} arguments_{i}",
+                f"call_{i}: {lark_string(tool.name)} {own_id} {arguments} arguments_{i}",
                 f"arguments_{i}: {arguments_rule(tool, choice)}",
             ]
         return GrammarSpec("ebnf", "\n".join(lines))
