@@ -253,7 +253,7 @@ class Scheme(Proxy):
         return self._fault("linear_method", lambda: Proxy(kind(), self._fault))
 
     def experts_method(self, spec: Any) -> Any:
-        from treadle_layers_kit.experts import PlainExperts
+        from treadle_layers_kit.plain_experts import PlainExperts
 
         return self._fault("experts_method", lambda: Proxy(PlainExperts(), self._fault))
 

@@ -38,8 +38,7 @@ class MaskKind(enum.Enum):
 class AttentionRequest:
     """What an attention group needs of a backend. ``num_heads`` and ``num_kv_heads`` are those of a rank.
 
-    ``window`` is the number of tokens that a token attends to, including itself. ``page_size`` is
-    in tokens; ``None`` if the backend may choose.
+    ``window`` counts the tokens that a token attends to, itself too. ``page_size`` may be ``None``.
     """
 
     device: DeviceInfo
@@ -135,7 +134,8 @@ class AttentionBackend(Protocol):
         head_size]``, or ``None`` if they are in the cache already. The result has the shape and
         dtype of ``q``. ``scales`` (of keys, of values; default 1) is only passed for fp8 caches
         and is constant for a cache: store ``k / scales[0]`` and ``v / scales[1]``, saturated. A
-        backend that cannot do this must refuse fp8.
+        backend that cannot do this must refuse fp8. With ``AttentionRequest.sinks`` it also gets the
+        keyword ``sinks``, float32 ``[heads]``: one more logit of each softmax, without a value.
         """
 
 

@@ -61,6 +61,10 @@ requests: dict[str, AttentionRequest] = {
     "soft cap": replace(_BASE_REQUEST, softcap=2.0),
     "soft cap and window": replace(_BASE_REQUEST, softcap=2.0, mask=MaskKind.SLIDING, window=24),
     "bidirectional": replace(_BASE_REQUEST, mask=MaskKind.BIDIRECTIONAL),
+    "sinks": replace(_BASE_REQUEST, sinks=True),
+    "sinks and window": replace(
+        _BASE_REQUEST, sinks=True, mask=MaskKind.SLIDING, window=24, num_heads=8, num_kv_heads=1
+    ),
 }
 
 steps: dict[str, tuple[list[int], list[int]]] = {
@@ -78,7 +82,6 @@ steps: dict[str, tuple[list[int], list[int]]] = {
 _UNUSUAL_REQUESTS: dict[str, AttentionRequest] = {
     "tree": replace(_BASE_REQUEST, mask=MaskKind.TREE),
     "prefix": replace(_BASE_REQUEST, mask=MaskKind.PREFIX),
-    "sinks": replace(_BASE_REQUEST, sinks=True),
     "latent": replace(_BASE_REQUEST, latent=True),
     "unknown device": replace(_BASE_REQUEST, device=DeviceInfo("abacus")),
     "old device": replace(_BASE_REQUEST, device=DeviceInfo("cuda", (3, 5))),
@@ -141,6 +144,10 @@ class AttentionCase:
             x = torch.randn(tokens, heads, request.head_size, generator=generator)
             return x.to(device, self.dtype)
 
+        self.options: dict[str, Any] = {}
+        if request.sinks:
+            sinks = torch.linspace(-1, 4, request.num_heads)
+            self.options["sinks"] = sinks.to(device, torch.float32)
         self.queries = [random(n, request.num_heads) for n in query_lens]
         self.keys = [random(n, request.num_kv_heads) for n in kv_lens]
         self.values = [random(n, request.num_kv_heads) for n in kv_lens]
@@ -165,7 +172,8 @@ class AttentionCase:
             v = torch.cat([self.values[r][: cached_lens[r]] for r in rows])
             q = k.new_zeros(len(k), request.num_heads, request.head_size)
             batch = self._batch(rows, lengths)
-            backend.forward(q, k, v, cache, backend.build_metadata(batch), *self.scales)
+            plan = backend.build_metadata(batch)
+            backend.forward(q, k, v, cache, plan, *self.scales, **self.options)
         return cache
 
     def _batch(self, rows: list[int], lengths: list[int]) -> CommonAttentionMetadata:
@@ -241,6 +249,7 @@ class AttentionCase:
                     mask=request.mask,
                     window=request.window,
                     softcap=request.softcap,
+                    **self.options,
                 )
                 for row in rows
             ]
@@ -321,7 +330,8 @@ class AttentionSuite(PluginTest):
             case = self.step(request, step, offer.page_sizes[0], seed)
             cache = case.cache(backend)
             plan = backend.build_metadata(case.batch)
-            case.check(backend.forward(case.q, case.k, case.v, cache, plan), step)
+            output = backend.forward(case.q, case.k, case.v, cache, plan, **case.options)
+            case.check(output, step)
 
     @pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2"])
     def test_a_cache_in_fp8_has_scales(self, name: str) -> None:

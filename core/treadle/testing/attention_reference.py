@@ -67,9 +67,8 @@ def attend(
 class ReferenceBackend:
     """A complete ``AttentionBackend``: paged cache ``[2, pages, page_size, kv_heads, head_size]``."""
 
-    def __init__(self, request: AttentionRequest, sinks: Tensor | None = None) -> None:
+    def __init__(self, request: AttentionRequest) -> None:
         self.request = request
-        self.sinks = sinks
 
     def kv_cache_shape(self, pages: int, page_size: int, spec: KVCacheSpec) -> tuple[int, ...]:
         return (2, pages, page_size, spec.num_kv_heads, spec.head_size)
@@ -85,6 +84,8 @@ class ReferenceBackend:
         cache: Tensor,
         metadata: CommonAttentionMetadata,
         scales: tuple[float, float] = (1.0, 1.0),
+        *,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         size = metadata.page_size
         if k is not None and v is not None:
@@ -107,7 +108,7 @@ class ReferenceBackend:
                 mask=self.request.mask,
                 window=self.request.window,
                 softcap=self.request.softcap,
-                sinks=self.sinks,
+                sinks=sinks,
             )
         return out
 

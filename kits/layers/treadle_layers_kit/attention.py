@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ class Attention(nn.Module):
 
     ``scales`` are those of the keys and values of a cache in fp8: numbers on the host, fixed before
     graphs are captured, so that a kernel gets them as arguments. ``process_weights_after_loading`` takes them from
-    ``kv_scale``, which the checkpoint fills.
+    ``kv_scale``, which the checkpoint fills. ``sinks`` is a logit of each head that takes its share of the
+    softmax and has no value.
     """
 
     def __init__(
@@ -76,6 +78,13 @@ class Attention(nn.Module):
         self.cache = torch.empty(0)
         self.attn_group = 0
         self.scales = (1.0, 1.0)
+        self.sinks: nn.Parameter | None = None
+        if sinks:
+            heads_here = [self.request.num_heads]
+            self.sinks = empty_weight(
+                heads_here, torch.float32, output_dim=0, output_block=head_size
+            )
+            set_shards([self.sinks], (q,), None)
         self.kv_scale = empty_weight([2], torch.float32, per_part=True, default=1.0)
         set_shards([self.kv_scale], (Shard.full(1), Shard.full(1)), None)
 
@@ -103,9 +112,10 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, plan: Any) -> Tensor:
         """``forward`` with the metadata of this layer's group."""
-        if self.is_fp8_cache:
-            return self.backend.forward(q, k, v, self.cache, plan, self.scales).flatten(-2)
-        return self.backend.forward(q, k, v, self.cache, plan).flatten(-2)
+        scales = (self.scales,) if self.is_fp8_cache else ()
+        sinks = {} if self.sinks is None else {"sinks": self.sinks}
+        forward: Callable[..., Tensor] = self.backend.forward
+        return forward(q, k, v, self.cache, plan, *scales, **sinks).flatten(-2)
 
     def extra_repr(self) -> str:
         request = self.request

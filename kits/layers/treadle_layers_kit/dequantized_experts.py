@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treadle.api.models import ExpertsSpec
-from treadle_layers_kit.experts import DENSE, Gated, apply_all_experts, apply_by_expert
 from treadle_layers_kit.packed import PackedWeight
-from treadle_layers_kit.packed_experts import STACKS, PackedExperts, apply_packed
+from treadle_layers_kit.packed_experts import STACKS, PackedExperts, add_bias, apply_packed
+from treadle_layers_kit.plain_experts import DENSE, Gated, apply_all_experts, apply_by_expert
 
 __all__ = ("DequantizedExperts",)
 
@@ -44,7 +44,7 @@ class DequantizedExperts:
             if stacked is None:
                 return
             for name in [n for n, _ in module.named_parameters(recurse=False)]:
-                if name.startswith(f"{stack}_"):
+                if name.startswith(f"{stack}_") and not name.endswith("_bias"):
                     delattr(module, name)
             module.add_module(f"packed_{stack}", stacked)
 
@@ -61,10 +61,13 @@ class DequantizedExperts:
         if "packed_down" in module._modules:
             return apply_packed(module, x, topk_ids, activation)
 
+        biases = {stack: add_bias(module, stack) for stack in STACKS}
+
         def run(expert: int, rows: Tensor) -> Tensor:
             inner = F.linear(rows, self.matrix(module, "gate_up", expert).to(x.dtype))
             down = self.matrix(module, "down", expert).to(x.dtype)
-            return F.linear(activation(inner), down)
+            y = F.linear(activation(biases["gate_up"](inner, expert)), down)
+            return biases["down"](y, expert)
 
         if x.device.type != "cpu" and len(x) <= DENSE:
             return apply_all_experts(x, topk_ids, run, self.spec.experts)

@@ -8,39 +8,42 @@ ranks are equally busy whatever the router picks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treadle.api.models import ExpertsMethod, ExpertsSpec, LinearSpec, ModelContext
-from treadle.errors import ConfigError
+from treadle.errors import ConfigError, UnsupportedModelError
 from treadle_layers_kit.collective import shard_features
 from treadle_layers_kit.linear import Linear
 from treadle_layers_kit.mlp import gated_activation
-from treadle_layers_kit.packed_experts import STACKS, PackedExperts, apply_packed, as_packed
+from treadle_layers_kit.packed_experts import (
+    STACKS,
+    PackedExperts,
+    apply_packed,
+    as_packed,
+)
 from treadle_layers_kit.plain import PlainLinear
+from treadle_layers_kit.plain_experts import (
+    DENSE,
+    Gated,
+    PlainExperts,
+    apply_all_experts,
+    apply_by_expert,
+)
 from treadle_layers_kit.weight import Shard, WeightTarget, empty_weight, set_shards
 
-__all__ = ("Experts", "LinearExperts", "MoE", "PlainExperts")
-
-Gated = Callable[[Tensor], Tensor]
-
-# Up to this many tokens a product with every expert is limited by reading the weights, not by the
-# arithmetic, on GPUs from Ampere to Hopper (some 200 operations for each byte read).
-DENSE = 256
-# A gather reads the matrices, writes the copies and reads those.
-GATHER_COST = 3
+__all__ = ("Experts", "LinearExperts", "MoE")
 
 
 class MoE(nn.Module):
     """``[tokens, hidden] -> [tokens, hidden]``: the weighted sum of ``top_k`` experts of many.
 
     Weights are the softmax over all experts; ``norm_topk_prob`` makes those of the chosen ones sum
-    to one. ``names`` are the last components of the checkpoint's gate, up and down matrices. The
-    router is never quantized: writers leave it alone, and not all of them say so.
+    to one. ``bias`` is that of the router and of the experts; the other options are those of ``Experts``.
+    The router is never quantized: writers leave it alone, and not all of them say so.
     """
 
     def __init__(
@@ -53,8 +56,11 @@ class MoE(nn.Module):
         experts: int,
         top_k: int,
         norm_topk_prob: bool = True,
-        activation: str = "silu",
+        activation: str | Gated = "silu",
         names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+        bias: bool = False,
+        is_interleaved: bool = False,
+        is_transposed: bool = False,
     ) -> None:
         super().__init__()
         if not 0 < top_k <= experts:
@@ -62,7 +68,9 @@ class MoE(nn.Module):
                 f"the configuration says that each token uses {top_k} of {experts} experts; "
                 f"allowed: 1 to {experts}"
             )
-        self.gate = Linear(ctx, f"{prefix}.gate", hidden_size, experts, method=PlainLinear())
+        self.gate = Linear(
+            ctx, f"{prefix}.gate", hidden_size, experts, bias=bias, method=PlainLinear()
+        )
         self.experts = Experts(
             ctx,
             f"{prefix}.experts",
@@ -71,6 +79,9 @@ class MoE(nn.Module):
             intermediate_size,
             activation=activation,
             names=names,
+            bias=bias,
+            is_interleaved=is_interleaved,
+            is_transposed=is_transposed,
         )
         self.top_k, self.norm_topk_prob = top_k, norm_topk_prob
 
@@ -84,12 +95,15 @@ class MoE(nn.Module):
 
 
 class Experts(nn.Module):
-    """Gated MLPs of one shape, without biases.
+    """Gated MLPs of one shape.
 
     Checkpoints hold three matrices for each expert, ``INDEX.NAME.weight`` with the ``names`` of
     gate, up and down, or all of them stacked in ``gate_up_proj`` and ``down_proj`` as transformers 5
     keeps them in memory (not where a scheme quantizes them one by one), with what belongs to these in
-    ``gate_up_proj_LEAF`` and ``down_proj_LEAF``.
+    ``gate_up_proj_LEAF`` and ``down_proj_LEAF``, the biases for instance.
+
+    ``is_interleaved``: the outputs of gate and up alternate in the stack, so ``activation`` gets them so.
+    ``is_transposed``: what the checkpoint stacks without quantization is ``[experts, in, out]``.
     """
 
     def __init__(
@@ -100,8 +114,11 @@ class Experts(nn.Module):
         hidden_size: int,
         intermediate_size: int,
         *,
-        activation: str = "silu",
+        activation: str | Gated = "silu",
         names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+        bias: bool = False,
+        is_interleaved: bool = False,
+        is_transposed: bool = False,
     ) -> None:
         super().__init__()
         self.tp_group = ctx.tp_group
@@ -109,21 +126,33 @@ class Experts(nn.Module):
         self.local_expert_ids = dict(
             zip(names, (("gate_up", 0), ("gate_up", 1), ("down", None)), strict=True)
         )
+        stored_names = tuple(f"{prefix}.0.{name}" for name in names)
+        if is_interleaved:
+            stored_names = tuple(f"{prefix}.{stack}_proj" for stack in ("gate_up", *STACKS))
         spec = ExpertsSpec(
             prefix=prefix,
-            names=tuple(f"{prefix}.0.{name}" for name in names),
+            names=stored_names,
             experts=experts,
             hidden_size=hidden_size,
             intermediate_size=shard.size,
             dtype=ctx.dtype,
         )
-        self.op = gated_activation(activation)
-        self.method = _method(ctx, spec, intermediate_size)
+        self.op = gated_activation(activation) if isinstance(activation, str) else activation
+        self.method = _method(ctx, spec, intermediate_size, is_transposed=is_transposed)
         self.method.create_weights(self, spec)
+        self.gate_up_bias = self.down_bias = None
+        if bias:
+            _check_stacked(self.method, "biases")
+            self.gate_up_bias = _bias(experts, 2 * shard.size, ctx.dtype)
+            self.down_bias = _bias(experts, hidden_size, ctx.dtype)
+        gate_up: tuple[Shard, ...] = (shard, shard)
+        if is_interleaved:
+            _check_stacked(self.method, "gate and up in one matrix")
+            gate_up = (Shard(2 * shard.total, 2 * shard.start, 2 * shard.size),)
         hidden = Shard.full(hidden_size)
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith("gate_up_"):
-                set_shards([parameter], (shard, shard), hidden)
+                set_shards([parameter], gate_up, hidden)
             else:
                 set_shards([parameter], (hidden,), shard)
 
@@ -150,6 +179,8 @@ class Experts(nn.Module):
     def process_weights_after_loading(self) -> None:
         """Called once by the loader, when all parameters are filled."""
         self.method.process_weights_after_loading(self)
+        if self.down_bias is not None and self.tp_group.rank:
+            self.down_bias.data.zero_()  # the sum over the ranks has it once
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """``x [tokens, hidden]``; ``topk_ids`` int64 and ``topk_weights`` float32 ``[tokens, k]``."""
@@ -159,91 +190,6 @@ class Experts(nn.Module):
 
     def extra_repr(self) -> str:
         return type(self.method).__name__
-
-
-class PlainExperts:
-    """Weights in the model's dtype; the ``ExpertsMethod`` without a quantization scheme."""
-
-    treadle_unguarded = True
-
-    def create_weights(self, module: nn.Module, spec: ExpertsSpec) -> None:
-        """Register ``gate_up_weight [experts, 2 · inner, hidden]`` and ``down_weight``
-        ``[experts, hidden, inner]``."""
-        n, hidden, inner = spec.experts, spec.hidden_size, spec.intermediate_size
-        for name, shape in (("gate_up", (2 * inner, hidden)), ("down", (hidden, inner))):
-            parameter = empty_weight((n, *shape), spec.dtype, output_dim=0, input_dim=1, stack=n)
-            module.register_parameter(f"{name}_weight", parameter)
-
-    def process_weights_after_loading(self, module: nn.Module) -> None:
-        """Nothing to do."""
-
-    def apply(self, module: Any, x: Tensor, topk_ids: Tensor, activation: Gated) -> Tensor:
-        """``[tokens, k, hidden]``: what each token's experts make of it.
-
-        On a GPU, steps of up to ``DENSE`` tokens never wait for the device, so that they can be
-        captured in a graph.
-        """
-        gate_up, down = module.gate_up_weight, module.down_weight
-        fn = grouped_experts
-        if x.device.type != "cpu" and len(x) <= DENSE:
-            is_sparse = GATHER_COST * topk_ids.numel() <= len(gate_up)
-            fn = gathered_experts if is_sparse else dense_experts
-        return fn(x, topk_ids, gate_up, down, activation)
-
-
-def grouped_experts(
-    x: Tensor, topk_ids: Tensor, gate_up: Tensor, down: Tensor, op: Gated
-) -> Tensor:
-    """One product for each expert that any token chose, over the tokens that chose it."""
-    return apply_by_expert(
-        x,
-        topk_ids,
-        lambda expert, rows: F.linear(op(F.linear(rows, gate_up[expert])), down[expert]),
-    )
-
-
-def apply_by_expert(x: Tensor, topk_ids: Tensor, fn: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """``fn(expert, rows)`` for each expert that any token chose, on the tokens that chose it."""
-    tokens, k = topk_ids.shape
-    experts, order = topk_ids.reshape(-1).sort(stable=True)
-    rows = x.index_select(0, order // k)
-    expert_ids, counts = experts.unique_consecutive(return_counts=True)
-    y = torch.empty_like(rows)
-    start = 0
-    for expert, count in zip(expert_ids.tolist(), counts.tolist(), strict=True):
-        expert_rows = slice(start, start + count)
-        y[expert_rows] = fn(expert, rows[expert_rows])
-        start += count
-    return torch.empty_like(y).index_copy_(0, order, y).view(tokens, k, x.shape[1])
-
-
-def apply_all_experts(
-    x: Tensor, topk_ids: Tensor, fn: Callable[[int, Tensor], Tensor], experts: int
-) -> Tensor:
-    """The result of ``apply_by_expert`` without asking the device who was chosen."""
-    y = x.new_zeros(*topk_ids.shape, x.shape[1])
-    for expert in range(experts):
-        y = torch.where(topk_ids.eq(expert)[..., None], fn(expert, x)[:, None], y)
-    return y
-
-
-def gathered_experts(
-    x: Tensor, topk_ids: Tensor, gate_up: Tensor, down: Tensor, op: Gated
-) -> Tensor:
-    """A copy of the matrices of each choice: the fewest bytes read where choices are few."""
-    tokens, k = topk_ids.shape
-    flat_ids = topk_ids.reshape(-1)
-    rows = x.repeat_interleave(k, dim=0).unsqueeze(-1)  # [tokens · k, hidden, 1]
-    inner = op(torch.bmm(gate_up.index_select(0, flat_ids), rows).squeeze(-1))
-    y = torch.bmm(down.index_select(0, flat_ids), inner.unsqueeze(-1))
-    return y.view(tokens, k, down.shape[1])
-
-
-def dense_experts(x: Tensor, topk_ids: Tensor, gate_up: Tensor, down: Tensor, op: Gated) -> Tensor:
-    """Every expert for every token; what nobody chose is dropped."""
-    inner = op(torch.matmul(x, gate_up.transpose(1, 2)))  # [experts, tokens, inner]
-    y = torch.bmm(inner, down.transpose(1, 2))
-    return y[topk_ids, torch.arange(len(x), device=x.device).unsqueeze(1)]
 
 
 class Expert(nn.Module):
@@ -309,11 +255,25 @@ class LinearExperts:
         return apply_by_expert(x, topk_ids, run)
 
 
-def _method(ctx: ModelContext, spec: ExpertsSpec, inner: int) -> ExpertsMethod:
+def _bias(experts: int, out: int, dtype: torch.dtype) -> nn.Parameter:
+    return empty_weight((experts, out), dtype, output_dim=0, stack=experts)
+
+
+def _check_stacked(method: ExpertsMethod, what: str) -> None:
+    if isinstance(method, LinearExperts):
+        raise UnsupportedModelError(
+            f"the experts of this model have {what}, which a quantization method can only serve that stores "
+            "all experts of a layer in one tensor, as mxfp4 does"
+        )
+
+
+def _method(
+    ctx: ModelContext, spec: ExpertsSpec, inner: int, *, is_transposed: bool
+) -> ExpertsMethod:
     """The scheme's method, or its linear layers if it quantizes a matrix of the first expert."""
     scheme = ctx.quantization
     if scheme is None:
-        return PlainExperts()
+        return PlainExperts(is_transposed=is_transposed)
     method = scheme.experts_method(spec)
     if method is not None:
         return method
@@ -323,4 +283,4 @@ def _method(ctx: ModelContext, spec: ExpertsSpec, inner: int) -> ExpertsMethod:
         linear = LinearSpec(name, (name,), inputs, (outputs,), bias=False, dtype=spec.dtype)
         if scheme.linear_method(linear) is not None:
             return LinearExperts(ctx, inner)
-    return PlainExperts()
+    return PlainExperts(is_transposed=is_transposed)

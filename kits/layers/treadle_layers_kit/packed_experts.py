@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,9 @@ from treadle_layers_kit.packed_layout import WHOLE, Levels, unpack
 
 __all__ = (
     "STACKS",
+    "Biased",
     "PackedExperts",
+    "add_bias",
     "apply_packed",
     "as_packed",
     "packed_experts",
@@ -131,10 +134,22 @@ def _of_int4(weight: PackedInt4, dtype: torch.dtype) -> PackedWeight:
     )
 
 
+Biased = Callable[[Tensor, Any], Tensor]
+"""Products of rows and the experts (indices or a slice) that each row is of, to what follows the product."""
+
+
+def add_bias(module: Any, stack: str) -> Biased:
+    """Return what adds the biases of a stack of ``Experts``, if it has any."""
+    bias: Tensor | None = getattr(module, f"{stack}_bias", None)
+    return (lambda y, experts: y) if bias is None else (lambda y, experts: y + bias[experts])
+
+
 def apply_packed(
     module: nn.Module, x: Tensor, topk_ids: Tensor, activation: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """``[tokens, k, hidden]`` by the ``PackedExperts`` that are modules of ``module``."""
     gate_up, down = (module.get_submodule(f"packed_{stack}") for stack in STACKS)
-    y: Tensor = down(activation(gate_up(x, topk_ids)), topk_ids)
+    flat_ids = topk_ids.reshape(-1)
+    inner = activation(add_bias(module, "gate_up")(gate_up(x, topk_ids), flat_ids))
+    y = add_bias(module, "down")(down(inner, topk_ids), flat_ids)
     return y.view(*topk_ids.shape, y.shape[1])

@@ -61,6 +61,7 @@ class SelfAttention(nn.Module):
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: bool = False,
     ) -> None:
         super().__init__()
         self.qkv_proj = QKVLinear(
@@ -81,12 +82,15 @@ class SelfAttention(nn.Module):
             scale=scale,
             window=window,
             softcap=softcap,
+            sinks=sinks,
         )
         self.fused: Callable[..., Tensor] | None = None
         """``rope_and_cache``, as ``FusedRope`` calls it."""
 
     def locate(self, suffix: str) -> WeightTarget | None:
-        """The slot of a scale of the cache, under any name that checkpoints give it."""
+        """The slot of a scale of the cache, under any name that checkpoints give it, and of the sinks."""
+        if suffix == "sinks" and self.attn.sinks is not None:
+            return WeightTarget("attn.sinks")
         return cache_scale(suffix, "attn.kv_scale")
 
     def kernel_sites(self, path: str) -> Iterator[Site]:

@@ -29,6 +29,7 @@ class BackendLimits:
     """How many query heads may share one key/value head; ``None``: any number."""
     window: bool = True
     softcap: bool = True
+    sinks: bool = False
 
 
 def refusal_reasons(request: AttentionRequest, limits: BackendLimits) -> list[str]:
@@ -53,7 +54,7 @@ def refusal_reasons(request: AttentionRequest, limits: BackendLimits) -> list[st
         (request.mask in limits.masks, f"mask {request.mask.value} is not supported"),
         (limits.window or request.window is None, "sliding windows are not supported"),
         (limits.softcap or request.softcap is None, "a soft cap is not supported"),
-        (not request.sinks, "attention sinks are not supported"),
+        (limits.sinks or not request.sinks, "attention sinks are not supported"),
         (not request.latent, "latent (MLA) caches are not supported"),
     )
     reasons = [*_device_reasons(request, limits), *_cache_reasons(request, limits)]

@@ -40,9 +40,9 @@ def forward(
 ) -> dict[str, str]:
     """The edits of a backend that does something around its work."""
     return mine(f"""
-    def forward(self, q, k, v, cache, metadata, scales=(1.0, 1.0)):
+    def forward(self, q, k, v, cache, metadata, scales=(1.0, 1.0), **sinks):
         {before}
-        out = super().forward({arguments})
+        out = super().forward({arguments}, **sinks)
         {after}
         return out
 """)
@@ -57,7 +57,17 @@ SPECIMENS = (
         suite=Attention,
         plugin="attention_backends:mine",
         source=SOURCE,
-        only={"name": ("float32", "soft cap", "fp8_e4m3", "narrow window", "tree", "no kv heads")},
+        only={
+            "name": (
+                "float32",
+                "soft cap",
+                "fp8_e4m3",
+                "narrow window",
+                "sinks",
+                "tree",
+                "no kv heads",
+            )
+        },
         mutants=(
             Mutant("test_an_answer_is_an_offer_or_says_why_not", {"offer.reasons)": "())"}),
             Mutant(
@@ -68,6 +78,7 @@ SPECIMENS = (
                 "test_every_step_is_what_the_reference_says",
                 {"Mine(request)": "Mine(replace(request, softcap=None))"},
             ),
+            Mutant("test_every_step_is_what_the_reference_says", forward("sinks.clear()")),
             Mutant("test_a_cache_in_fp8_has_scales", forward(arguments="q, k, v, cache, metadata")),
             Mutant(  # scales what is read only
                 "test_a_cache_in_fp8_has_scales",
@@ -110,8 +121,8 @@ SPECIMENS = (
         self.now = super().build_metadata(batch)
         return self.now
 
-    def forward(self, q, k, v, cache, metadata, *scales):
-        return super().forward(q, k, v, cache, self.now, *scales)
+    def forward(self, q, k, v, cache, metadata, *scales, **sinks):
+        return super().forward(q, k, v, cache, self.now, *scales, **sinks)
 """),
             ),
             Mutant(

@@ -15,14 +15,14 @@ from treadle.api.models import ExpertsSpec, LinearSpec, ModelContext, ModelSpec
 from treadle.errors import CheckpointError, ConfigError
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit import Experts, MoE, SingleRankCommunicator, WeightTarget, ops
-from treadle_layers_kit.experts import (
-    LinearExperts,
+from treadle_layers_kit.experts import LinearExperts
+from treadle_layers_kit.plain import PlainLinear
+from treadle_layers_kit.plain_experts import (
     PlainExperts,
     dense_experts,
     gathered_experts,
     grouped_experts,
 )
-from treadle_layers_kit.plain import PlainLinear
 from treadle_worker_kit.weights import load_weights, to_checkpoint_name, to_model_name
 
 Context = Callable[..., ModelContext]
@@ -109,7 +109,7 @@ def test_the_ways_to_multiply_agree(tokens: int, k: int) -> None:
          for x, row in zip(X, chosen.tolist(), strict=False)]
     )  # fmt: skip
     for way in (grouped_experts, gathered_experts, dense_experts):
-        y = way(X[:tokens], chosen, gate_up, down, ops.silu_and_mul)
+        y = way(X[:tokens], chosen, gate_up, down, lambda x, _: ops.silu_and_mul(x), lambda x, _: x)
         torch.testing.assert_close(y, expected, atol=1e-5, rtol=0, msg=way.__name__)
 
 
@@ -123,7 +123,7 @@ def test_only_chosen_experts_are_read(monkeypatch: pytest.MonkeyPatch, context: 
         calls.append(len(args[0]))
         return real(*args)
 
-    monkeypatch.setattr("treadle_layers_kit.experts.F.linear", counted)
+    monkeypatch.setattr("treadle_layers_kit.plain_experts.F.linear", counted)
     layer.experts(X[:1], torch.tensor([[4, 1]]), torch.tensor([[0.5, 0.5]]))
     assert calls == [1, 1, 1, 1]
     calls.clear()

@@ -41,9 +41,11 @@ class Interpreted(TritonAttention):
         cache: Tensor,
         metadata: TritonMetadata,
         scales: tuple[float, float] = (1.0, 1.0),
+        *,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         if q.any() or k is None or v is None:
-            return super().forward(q, k, v, cache, metadata, scales)
+            return super().forward(q, k, v, cache, metadata, scales, sinks=sinks)
         stored = torch.stack((k / scales[0], v / scales[1])).to(cache.dtype)
         cache.flatten(1, 2)[:, metadata.batch.slot_mapping] = stored
         return torch.zeros_like(q)

@@ -25,6 +25,9 @@ pytestmark = pytest.mark.early
 
 HOPPER = DeviceInfo("cuda", (9, 0))
 QWEN = AttentionRequest(HOPPER, "bfloat16", "bfloat16", 128, 16, 8, 128**-0.5)
+GPT_OSS = AttentionRequest(
+    HOPPER, "bfloat16", "bfloat16", 64, 64, 8, 0.125, mask=MaskKind.SLIDING, window=128, sinks=True
+)
 HERE = Path(__file__).parent
 
 
@@ -47,7 +50,7 @@ def test_it_offers_from_capability_8_on(capability: tuple[int, int]) -> None:
 def test_it_refuses_with_every_reason() -> None:
     assert refusal(device=DeviceInfo("cpu")) == ("device 'cpu' is not CUDA",)
     assert "7.5 is below 8.0" in refusal(device=DeviceInfo("cuda", (7, 5)))[0]
-    reasons = refusal(head_size=100, num_heads=7, page_size=48, sinks=True, mask=MaskKind.TREE)
+    reasons = refusal(head_size=100, num_heads=7, page_size=48, latent=True, mask=MaskKind.TREE)
     assert len(reasons) == 5
     assert "8.9" in refusal(device=DeviceInfo("cuda", (8, 0)), kv_dtype="fp8_e4m3")[0]
     assert isinstance(
@@ -127,6 +130,7 @@ def compiled(request: AttentionRequest, queries: int, page_size: int = 64, split
         "SLIDING_WINDOW": request.window or 0,
         "CAUSAL": True,
         "HAS_SOFTCAP": request.softcap is not None,
+        "HAS_SINKS": request.sinks,
         "FP8_CACHE": request.kv_dtype.startswith("fp8"),
         "INPUT_PRECISION": "ieee" if request.dtype == "float32" else "tf32",
     }
@@ -155,6 +159,8 @@ def compiled(request: AttentionRequest, queries: int, page_size: int = 64, split
         ("page_table", "seq_lens", "query_start_loc", "tile_list", "row_indices"), "*i32"
     )
     types |= dict.fromkeys(("q_stride", "page_table_stride"), "i32")
+    types |= {"sinks": "*fp32"} if request.sinks else {}
+    constants |= {} if request.sinks else {"sinks": None}
     types |= {"v_offset": "i64", "scale": "fp32", "softcap": "fp32", "v_scale": "fp32"}
     names = kernel.arg_names
     source = ASTSource(
@@ -192,6 +198,8 @@ VARIANTS: dict[str, tuple[AttentionRequest, int]] = {
     "prefill, fp8": (replace(QWEN, kv_dtype="fp8_e5m2"), 2048),
     "prefill, window and soft cap": (replace(QWEN, window=4096, softcap=50.0), 2048),
     "few queries": (QWEN, 5),
+    "decode, sinks": (GPT_OSS, 1),
+    "prefill, sinks": (GPT_OSS, 2048),
 }
 
 

@@ -160,10 +160,10 @@ def test_bias_against_its_definition() -> None:
 
 def test_every_reason_is_given_at_once() -> None:
     offer = treadle_attention_backend(
-        replace(FLOAT32, device=DeviceInfo("abacus"), mask=MaskKind.TREE, sinks=True, latent=True),
+        replace(FLOAT32, device=DeviceInfo("abacus"), mask=MaskKind.TREE, latent=True),
         {},
     )
-    assert isinstance(offer, Refusal) and len(offer.reasons) == 4
+    assert isinstance(offer, Refusal) and len(offer.reasons) == 3
     assert "abacus" in offer.reasons[0] and "tree" in offer.reasons[1]
 
 

@@ -58,7 +58,6 @@ def _refusal_reasons(request: AttentionRequest) -> list[str]:
             request.page_size is None or request.page_size > 0,
             f"page size {request.page_size} is not positive",
         ),
-        (not request.sinks, "attention sinks are not supported"),
         (not request.latent, "latent (MLA) caches are not supported"),
     )
     return request.invalid_reasons() + [reason for is_met, reason in checks if not is_met]

@@ -46,6 +46,8 @@ class SdpaAttention:
         self.softcap = request.softcap
         self.window = request.window
         self.causal = request.mask is not MaskKind.BIDIRECTIONAL
+        self.has_sinks = request.sinks
+        self.sinks: Tensor | None = None  # of the layer that runs, float32 [kv_heads, group, 1]
         self.cpu = request.device.type == "cpu"
         dtype = DTYPES[request.dtype]
         # CPUs without fp16 instructions multiply fp16 15 times slower than float32, and CPUs
@@ -71,7 +73,10 @@ class SdpaAttention:
         cache: Tensor,
         metadata: SdpaMetadata,
         scales: tuple[float, float] = (1.0, 1.0),
+        *,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        self.sinks = None if sinks is None else sinks.view(self.num_kv_heads, self.gqa_group, 1)
         if k is not None and v is not None:
             write_kv(cache, k, v, metadata.slot_mapping, scales)
         if scales == (1.0, 1.0):
@@ -97,7 +102,7 @@ class SdpaAttention:
     def _decode(self, q: Tensor, cache: Tensor, rows: DecodeBatch) -> Tensor:
         num_heads, dtype = rows.count * self.num_kv_heads, q.dtype
         q = q.reshape(num_heads, self.gqa_group, self.head_size).to(self.compute)
-        if not self.cpu and self.softcap is None:
+        if not self.cpu and self.softcap is None and not self.has_sinks:
             return self._fused_decode(q, cache, rows).reshape(rows.count, -1, self.head_size)
         step = (
             max(1, _UNIT_BYTES // (rows.padded_kv_len * self.head_size * self.compute.itemsize))
@@ -105,7 +110,9 @@ class SdpaAttention:
             else num_heads
         )
         if step >= num_heads:
-            out = self._decode_units(q, cache, rows.index, rows.attention_bias, rows.padded_kv_len)
+            out = self._decode_units(
+                q, cache, rows.index, rows.attention_bias, rows.padded_kv_len, 0
+            )
         else:
             out = torch.empty_like(q)
             for start in range(0, num_heads, step):
@@ -113,18 +120,23 @@ class SdpaAttention:
                 index = rows.index[start * rows.padded_kv_len : end * rows.padded_kv_len]
                 mask = None if rows.attention_bias is None else rows.attention_bias[start:end]
                 out[start:end] = self._decode_units(
-                    q[start:end], cache, index, mask, rows.padded_kv_len
+                    q[start:end], cache, index, mask, rows.padded_kv_len, start
                 )
         return out.view(rows.count, -1, self.head_size).to(dtype)
 
     def _decode_units(
-        self, q: Tensor, cache: Tensor, index: Tensor, mask: Tensor | None, width: int
+        self, q: Tensor, cache: Tensor, index: Tensor, mask: Tensor | None, width: int, first: int
     ) -> Tensor:
+        """Attend for units, of which ``first`` is the number of the first in the step."""
         shape = (len(q), width, self.head_size)
         keys = self._gather(cache[0], index, "k").view(shape)
         scores = self._scores(q, keys, mask)
         values = self._gather(cache[1], index, "v").view(shape)
-        return torch.bmm(torch.softmax(scores, -1).to(values.dtype), values)
+        sinks = self.sinks
+        if sinks is not None:
+            units = torch.arange(first, first + len(q), device=q.device) % self.num_kv_heads
+            sinks = sinks.index_select(0, units)
+        return torch.bmm(_softmax(scores, sinks).to(values.dtype), values)
 
     def _fused_decode(self, q: Tensor, cache: Tensor, rows: DecodeBatch) -> Tensor:
         shape = (rows.count, self.num_kv_heads, rows.padded_kv_len, self.head_size)
@@ -162,6 +174,7 @@ class SdpaAttention:
             keys, values, first = self._load(cache, row, page_size)
         is_causal_only = (
             self.softcap is None
+            and not self.has_sinks
             and not cached
             and (self.window is None or self.window >= row.total)
         )
@@ -202,7 +215,8 @@ class SdpaAttention:
             else None
         )
         scores = self._scores(q, keys, mask)
-        result = torch.bmm(torch.softmax(scores, -1).to(values.dtype), values)
+        sinks = None if self.sinks is None else self.sinks.repeat_interleave(length, 1)
+        result = torch.bmm(_softmax(scores, sinks).to(values.dtype), values)
         result = result.view(self.num_kv_heads, self.gqa_group, length, self.head_size).permute(
             2, 0, 1, 3
         )
@@ -293,3 +307,10 @@ class SdpaAttention:
 
     def _device(self) -> torch.device:
         return torch.device("cpu" if self.cpu else "cuda")
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return weights of scores ``[units, queries, width]`` beside sinks ``[units, queries, 1]``."""
+    if sinks is None:
+        return torch.softmax(scores, -1)
+    return torch.softmax(torch.cat((scores, sinks), -1), -1)[..., :-1]

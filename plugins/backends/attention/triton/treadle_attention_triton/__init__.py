@@ -24,6 +24,7 @@ LIMITS = BackendLimits(
     masks=(MaskKind.CAUSAL, MaskKind.SLIDING, MaskKind.BIDIRECTIONAL),
     fp8={"fp8_e4m3": (8, 9), "fp8_e5m2": (8, 0)},
     max_group=64,
+    sinks=True,
 )
 
 

@@ -167,15 +167,19 @@ class TritonAttention(PagedAttentionBackend):
         cache: Tensor,
         metadata: TritonMetadata,
         scales: tuple[float, float] = (1.0, 1.0),
+        *,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         if k is not None and v is not None:
             self._write(k, v, cache, metadata.batch, scales)
         q = _dense_rows(q)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for split_batch in metadata.split_batches:
-            self._decode(q, cache, out, metadata.batch, split_batch, scales)
+            self._decode(q, cache, out, metadata.batch, split_batch, scales, sinks)
         if metadata.tile_list is not None and metadata.tile is not None:
-            self._prefill(q, cache, out, metadata.batch, metadata.tile_list, metadata.tile, scales)
+            self._prefill(
+                q, cache, out, metadata.batch, metadata.tile_list, metadata.tile, scales, sinks
+            )
         elif metadata.tile_list is not None and self.hopper_prefill is not None:
             self.hopper_prefill.forward(q, cache, out, metadata.batch, metadata.tile_list)
         return out
@@ -203,17 +207,18 @@ class TritonAttention(PagedAttentionBackend):
         batch: CommonAttentionMetadata,
         split_batch: SplitKVBatch,
         scales: tuple[float, float],
+        sinks: Tensor | None,
     ) -> None:
         tile = split_batch.tile
         decode_kernel[(split_batch.num_rows * split_batch.num_splits * self.num_kv_heads,)](
             q, cache, out, split_batch.partial_out, split_batch.partial_lse,
-            batch.page_table, batch.seq_lens, batch.query_start_loc, split_batch.row_indices,
+            batch.page_table, batch.seq_lens, batch.query_start_loc, split_batch.row_indices, sinks,
             q.stride(0), batch.page_table.stride(0), cache.stride(0),
             self.scale * scales[0], self.softcap or 0.0, scales[1],
             NUM_KV_HEADS=self.num_kv_heads, GQA_GROUP=self.gqa_group, MAX_QUERIES=split_batch.max_query_len, BLOCK_M=tile.block_m,
             HEAD_DIM=self.head_size, HEAD_DIM_PADDED=self.head_dim_padded, PAGE_SIZE=batch.page_size, BLOCK_N=tile.block_n,
             NUM_SPLITS=split_batch.num_splits, SLIDING_WINDOW=self.window or 0, CAUSAL=self.causal,
-            HAS_SOFTCAP=bool(self.softcap), FP8_CACHE=self.fp8_max > 0, INPUT_PRECISION=self.input_precision,
+            HAS_SOFTCAP=bool(self.softcap), HAS_SINKS=sinks is not None, FP8_CACHE=self.fp8_max > 0, INPUT_PRECISION=self.input_precision,
             USE_PDL=self.use_pdl, num_warps=tile.num_warps, num_stages=tile.num_stages, launch_pdl=self.use_pdl,
         )  # fmt: skip
         if split_batch.num_splits > 1:
@@ -233,14 +238,15 @@ class TritonAttention(PagedAttentionBackend):
         tile_list: Tensor,
         tile: tiles.Tile,
         scales: tuple[float, float],
+        sinks: Tensor | None,
     ) -> None:
         prefill_kernel[(self.num_kv_heads, len(tile_list))](
-            q, cache, out, batch.page_table, batch.seq_lens, batch.query_start_loc, tile_list,
+            q, cache, out, batch.page_table, batch.seq_lens, batch.query_start_loc, tile_list, sinks,
             q.stride(0), batch.page_table.stride(0), cache.stride(0),
             self.scale * scales[0], self.softcap or 0.0, scales[1],
             NUM_KV_HEADS=self.num_kv_heads, GQA_GROUP=self.gqa_group, HEAD_DIM=self.head_size, HEAD_DIM_PADDED=self.head_dim_padded,
             PAGE_SIZE=batch.page_size, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, SLIDING_WINDOW=self.window or 0,
-            CAUSAL=self.causal, HAS_SOFTCAP=bool(self.softcap), FP8_CACHE=self.fp8_max > 0,
+            CAUSAL=self.causal, HAS_SOFTCAP=bool(self.softcap), HAS_SINKS=sinks is not None, FP8_CACHE=self.fp8_max > 0,
             INPUT_PRECISION=self.input_precision,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
             **({"maxnreg": tile.max_registers} if tile.max_registers else {}),

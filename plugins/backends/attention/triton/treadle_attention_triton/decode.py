@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from treadle_attention_triton.softmax import accumulate, cast_query, softcap_tanh
+from treadle_attention_triton.softmax import accumulate, cast_query, first_softmax, softcap_tanh
 from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = ("combine_kernel", "decode_kernel")
@@ -66,6 +66,7 @@ def decode_kernel(
     seq_lens,  # int32 [rows]; 0: the row is padding
     query_start_loc,  # int32 [rows + 1]: first token of each row
     row_indices,  # int32 [items]: the rows to attend for; item = row = token if MAX_QUERIES is 1
+    sinks,  # float32 [heads]
     q_stride,
     page_table_stride,
     v_offset,
@@ -84,6 +85,7 @@ def decode_kernel(
     SLIDING_WINDOW: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     FP8_CACHE: tl.constexpr,  # the cache is fp8
     INPUT_PRECISION: tl.constexpr,
     USE_PDL: tl.constexpr,
@@ -120,8 +122,7 @@ def decode_kernel(
             tl.load(q + offs_q[:, None] + offs_d[None, :], mask=valid, other=0.0), FP8_CACHE
         )
         acc = tl.zeros([BLOCK_M, HEAD_DIM_PADDED], tl.float32)
-        m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        l_i = tl.zeros([BLOCK_M], tl.float32)
+        m_i, l_i = first_softmax(sinks, q_head, split_idx == 0, BLOCK_M, HAS_SINKS)
         k_base = cache + head * HEAD_DIM
         v_base = k_base + tl.cast(v_offset, tl.int64)
         page_table_row = page_table + row * page_table_stride

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from treadle_attention_triton.softmax import accumulate, cast_query, softcap_tanh
+from treadle_attention_triton.softmax import accumulate, cast_query, first_softmax, softcap_tanh
 
 __all__ = ("prefill_kernel",)
 
@@ -25,6 +25,7 @@ def prefill_kernel(
     seq_lens,  # int32 [rows]
     query_start_loc,  # int32 [rows + 1]: first token of each row
     tile_list,  # int32 [tiles, 2]: row, first query of the tile in the row
+    sinks,  # float32 [heads]
     q_stride,
     page_table_stride,
     v_offset,
@@ -41,6 +42,7 @@ def prefill_kernel(
     SLIDING_WINDOW: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     FP8_CACHE: tl.constexpr,  # the cache is fp8
     INPUT_PRECISION: tl.constexpr,
 ):
@@ -71,8 +73,7 @@ def prefill_kernel(
     query = cast_query(query, FP8_CACHE)
     query_pos = context_len + token
     acc = tl.zeros([BLOCK_M, HEAD_DIM_PADDED], tl.float32)
-    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l_i = tl.zeros([BLOCK_M], tl.float32)
+    m_i, l_i = first_softmax(sinks, q_head, True, BLOCK_M, HAS_SINKS)
     KV_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     k_base = cache + head * HEAD_DIM
     v_base = k_base + tl.cast(v_offset, tl.int64)

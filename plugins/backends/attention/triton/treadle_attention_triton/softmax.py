@@ -6,7 +6,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ("accumulate", "cast_query", "softcap_tanh")
+__all__ = ("accumulate", "cast_query", "first_softmax", "softcap_tanh")
+
+
+@triton.jit
+def first_softmax(sinks, q_head, has_sink, BLOCK_M: tl.constexpr, HAS_SINKS: tl.constexpr):
+    """The largest logit, in units of log2, and the sum of weights before any key: those of the sink
+    where ``has_sink``, which only the program of a row's first keys counts."""
+    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        m_i = tl.where(has_sink, tl.load(sinks + q_head) * 1.4426950408889634, m_i)
+        l_i = tl.where(has_sink, 1.0, l_i)
+    return m_i, l_i
 
 
 @triton.jit

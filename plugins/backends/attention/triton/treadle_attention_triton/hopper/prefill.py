@@ -40,6 +40,7 @@ def supports(request: AttentionRequest) -> bool:
         and request.head_size == _HEAD_DIM
         and request.page_size in (None, PAGE_SIZE)
         and request.softcap is None
+        and not request.sinks
         and gqa_group <= 64
         and gqa_group & (gqa_group - 1) == 0
     )
