@@ -27,7 +27,7 @@ IDS = torch.randint(0, 256, (45,), generator=torch.Generator().manual_seed(8))
 
 
 class TestGptOss(PluginSuite, ModelSuite):
-    plugin = f"models:{ARCHITECTURE}"
+    plugin = "models:GptOssForCausalLM"
     variants = {
         "plain": SIZES,
         "wide": {**SIZES, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16},
