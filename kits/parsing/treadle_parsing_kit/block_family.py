@@ -39,6 +39,7 @@ class BlockFamilyParser(ToolCallParser):
         super().__init__()
         self._tokenizer, self._tools = tokenizer, tools
         self._wrappers, self._begin, self._closers = wrappers, begin, closers
+        self.expect_openers(begin[0] + "".join(tag[0] for tag in wrappers))
 
     def read_call(self, text: str, pos: int) -> int:
         """Read behind ``begin``."""

@@ -68,21 +68,22 @@ class IncrementalJson:
     def feed(self, text: str, pos: int = 0) -> int:
         """Read on from ``text[pos]``. Return where reading stopped: at the end of the text, after
         the value, or at the first invalid character."""
-        size = len(text)
+        size, out = len(text), self._out
         while pos < size and not (self.done or self.failed):
-            if self._in_string:
-                read = self._read_escape if self._escape else self._read_string
+            if not self._in_string:
+                pos = (self._read_word if self._word else self._read_structure)(text, pos)
+            elif self._escape:
+                pos = self._read_escape(text, pos)
+            elif (match := _special.search(text, pos)) is None:
+                out.append(text[pos:] if pos else text)
+                return size
             else:
-                read = self._read_word if self._word else self._read_structure
-            pos = read(text, pos)
+                pos = self._read_special(text, pos, match.start())
         return pos
 
-    def _read_string(self, text: str, pos: int) -> int:
-        match = _special.search(text, pos)
-        if match is None:
-            self._out.append(text[pos:])
-            return len(text)
-        end, char = match.start(), match[0]
+    def _read_special(self, text: str, pos: int, end: int) -> int:
+        """Read a string up to the character at ``end``, which ends it, begins an escape, or needs one."""
+        char = text[end]
         if end > pos:
             self._out.append(text[pos:end])
         if char == "\\":
@@ -135,8 +136,6 @@ class IncrementalJson:
                 self._state = "colon"
         elif char == ":" and state == "colon":
             self._state, self.has_member = "value", True
-            self._out.append(char)
-            return pos + 1
         elif char == "," and state == "next":
             self._state = "key" if self._closers[-1] == "}" else "value"
         elif self._closers and char == self._closers[-1] and state.startswith(("first", "next")):

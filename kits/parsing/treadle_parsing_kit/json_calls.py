@@ -66,7 +66,13 @@ class JsonToolCallReader:
         Reading stops at the end of the text, after the call (``done``), or at the first character
         that cannot belong to a call (``failed``).
         """
-        size = len(text)
+        size, value = len(text), self._value
+        if value is not None and self._name_sent and self._kind == "object":
+            pos = value.feed(text, pos)
+            if not (value.done or value.failed):
+                output = value.pop_output()
+                return pos, [ToolCallDelta(self._index, None, output)] if output else []
+            pos = self._take_value(value, pos)
         while pos < size and not (self.done or self.failed):
             value = self._value
             if value is None:
@@ -141,15 +147,16 @@ class JsonToolCallReader:
 
     def _read_value(self, value: IncrementalJson, text: str, pos: int) -> int:
         end = value.feed(text, pos)
+        if self._kind != "object" or not self.begun:
+            self._raw.append(text[pos:end])
+        return self._take_value(value, end)
+
+    def _take_value(self, value: IncrementalJson, end: int) -> int:
         self.failed = value.failed
         if self._kind == "object":
             self._arguments.append(value.pop_output())
-            if not self.begun:
-                self._raw.append(text[pos:end])
-                if self._name is not None and value.has_member:
-                    self._begin()
-        else:
-            self._raw.append(text[pos:end])
+            if not self.begun and self._name is not None and value.has_member:
+                self._begin()
         if value.done:
             self._value = None
             self._expect = "colon" if self._kind == "key" else "next"

@@ -80,6 +80,8 @@ class JsonFamilyParser(ToolCallParser):
         self._closers = (*form.end, *form.end_words)
         self._array = self._comma = self._bare = self._is_broken = False
         self._at_line_start = True
+        if not form.bare:
+            self.expect_openers("".join(text[0] for text in (*self._openers, *self._closers, "{")))
 
     def emit_text(self, text: str) -> None:
         if self.format.bare:

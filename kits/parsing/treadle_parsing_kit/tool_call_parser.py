@@ -7,6 +7,7 @@ a whole, without the tags of the format.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -45,22 +46,22 @@ class TextAroundCalls:
     format and is dropped. Any other text comes out as it is.
     """
 
-    __slots__ = ("_after_call", "_has_text", "_whitespace")
+    __slots__ = ("_after_call", "_whitespace", "has_text")
 
     def __init__(self) -> None:
         self._whitespace: list[str] = []
-        self._has_text = self._after_call = False
+        self.has_text = self._after_call = False
 
     def emit_text(self, text: str) -> list[Delta]:
         """Add text. Whitespace is kept until more text, a call or the end follows."""
         if not text:
             return []
-        if self._has_text:
+        if self.has_text:
             return [TextDelta(text)]
         self._whitespace.append(text)
         if not text.strip():
             return []
-        self._has_text = True
+        self.has_text = True
         text = "".join(self._whitespace)
         self._whitespace.clear()
         return [TextDelta(text)]
@@ -68,7 +69,7 @@ class TextAroundCalls:
     def start_call(self) -> None:
         """Drop whitespace that a call follows."""
         self._whitespace.clear()
-        self._has_text, self._after_call = False, True
+        self.has_text, self._after_call = False, True
 
     def finish(self) -> list[Delta]:
         """Return the whitespace of an output that has no call."""
@@ -99,6 +100,12 @@ class ToolCallParser:
         self._tag_filter = TagFilter(self.special_tags)
         self._reader: ToolCallReader | None = None
         self._has_begun = False  # the reader, so that nothing before it is text any more
+        self._is_plain: Callable[[str], object] | None = None
+
+    def expect_openers(self, characters: str) -> None:
+        """Nothing but text can begin in ``read_text`` without one of these characters, nor a special tag."""
+        openers = {re.escape(text[0]) for text in (*characters, *self.special_tags)}
+        self._is_plain = re.compile(f"[^{''.join(sorted(openers))}]+").fullmatch
 
     def read_text(self, text: str, pos: int) -> int:
         """Read text outside calls from ``text[pos]``. Return the position after what was read."""
@@ -110,9 +117,23 @@ class ToolCallParser:
 
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
         """Read the next piece of output and return the deltas that are certain."""
+        if (
+            self._text_around.has_text
+            and self._is_plain is not None
+            and self._is_plain(text)
+            and not (self.pending or self._tag_filter.pending)
+            and self.mode == self.read_text
+        ):
+            return [TextDelta(text)]
         if self.pending:
             text, self.pending = self.pending + text, ""
         pos, end = 0, len(text)
+        reader = self._reader
+        if reader is not None and self._has_begun:
+            pos, self._out = reader.feed(text)
+            if pos == end and not (reader.done or reader.failed):
+                return self._pop_deltas() if self._out else []
+            pos = self._leave_call(reader, pos)
         while pos < end:
             pos = self.mode(text, pos)
         return self._pop_deltas() if self._out else []
@@ -204,6 +225,9 @@ class ToolCallParser:
         self._out += deltas
         if not self._has_begun:
             self._drop_prefix(reader)
+        return self._leave_call(reader, pos)
+
+    def _leave_call(self, reader: ToolCallReader, pos: int) -> int:
         if reader.failed:
             self.call_prefix.append(reader.rest)
             self.calls += reader.begun

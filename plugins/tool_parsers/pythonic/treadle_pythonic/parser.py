@@ -43,6 +43,7 @@ class Pythonic(ToolCallParser):
         self._names = frozenset(tool.name for tool in tools)
         self._tagged = self._comma = self._is_broken = False
         self._word: list[str] = []
+        self.expect_openers("[<,")
 
     def read_text(self, text: str, pos: int) -> int:
         match = (_sibling if self._is_broken else _candidate).search(text, pos)
