@@ -45,7 +45,7 @@ class GrammarMatcher(Protocol):
     def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
         """Write the allowed next tokens to ``bitmask[row]``, every bit of it.
 
-        The row is int32 words: bit ``i % 32`` of word ``i // 32`` is token id ``i``, 1 is allowed.
+        The row is int32 words: bit ``i % 32`` of word ``i // 32`` is id ``i``, 1 is allowed, 0 if there is none.
         """
 
     def accept_token(self, token: int) -> bool:

@@ -118,6 +118,10 @@ SPECIMENS = (
         only={"name": ("lengths", "object", "choice", "multipleOf", "uniqueItems")},
         mutants=(
             Mutant(
+                "test_every_sampled_path_is_valid",
+                masking("bitmask[row, -1] |= -(1 << 31)"),
+            ),
+            Mutant(
                 "test_a_batch_does_what_its_matchers_would",
                 {"in zip(matchers, rows):": "in zip(matchers, sorted(rows)):"},
             ),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,19 @@ from treadle.api.structured_output import (
 from treadle.plugins import PluginManager
 from treadle.structured_output import StructuredOutputState
 from treadle.structured_output.batch import accept_tokens, fill_bitmasks
-from treadle.testing.grammar_corpus import schemas
+from treadle.testing.grammar_corpus import ignored, schemas
 from treadle.testing.grammar_vocabulary import SmallTokenizer
 from treadle.testing.structured_output import allowed_ids
 
-BACKENDS = ("llguidance", "lm-format-enforcer", "outlines")
+BACKENDS = [
+    "llguidance",
+    "lm-format-enforcer",
+    "outlines",
+    pytest.param(
+        "xgrammar",
+        marks=pytest.mark.skipif(find_spec("xgrammar") is None, reason="xgrammar is not installed"),
+    ),
+]
 SMALL = SmallTokenizer()
 # More automaton states than the library allows, after some dozens of tokens of a real vocabulary.
 EXPLOSIVE = r"(.*[a-m].{500}b.*[n-z].{300}c)"
@@ -120,7 +130,32 @@ class Broken:
         return call
 
 
-PARTS = {"llguidance": "library", "lm-format-enforcer": "_reader", "outlines": "_guide"}
+PARTS = {
+    "llguidance": "library",
+    "lm-format-enforcer": "_reader",
+    "outlines": "_guide",
+    "xgrammar": "_matcher",
+}
+
+
+def end_by_fault(backend: str, matcher: Any, call_index: int, tokens: list[int]) -> bool:
+    """Let a sequence write ``tokens`` while a call of its library fails; return whether it did."""
+    part = PARTS[backend]
+    broken = next(m for m in (matcher, getattr(matcher, "_matcher", None)) if hasattr(m, part))
+    setattr(broken, part, Broken(getattr(broken, part), call_index))
+    dropped: list[int] = []
+    state = StructuredOutputState(matcher, on_failure=lambda: dropped.append(1))
+    mask = torch.zeros(1, -(-SMALL.vocab_size // 32), dtype=torch.int32)
+    for token in tokens:
+        state.fill_bitmask(mask, 0, (), ())
+        if not state.error:
+            state.accept_token(token)
+        if state.has_ended:
+            break
+    if state.error:
+        assert "odd in" in state.error and state.error_param == "structured_outputs"
+        assert dropped == [1], "the grammar is compiled afresh"
+    return state.error is not None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -130,24 +165,34 @@ def test_a_fault_at_any_call_of_a_library_leaves_the_grammar_to_others(backend: 
     expected = list(walk(grammar.matcher(), 5, SMALL.vocab_size, 12))
     failed = 0
     for call_index in range(24):
-        matcher = grammar.matcher()
-        part = PARTS[backend]
-        setattr(matcher, part, Broken(getattr(matcher, part), call_index))
-        dropped: list[int] = []
-        state = StructuredOutputState(matcher, on_failure=lambda d=dropped: d.append(1))
-        mask = torch.zeros(1, -(-SMALL.vocab_size // 32), dtype=torch.int32)
-        for token in expected:
-            state.fill_bitmask(mask, 0, (), ())
-            if not state.error:
-                state.accept_token(token)
-            if state.has_ended:
-                break
-        if state.error:
-            failed += 1
-            assert "odd in" in state.error and state.error_param == "structured_outputs"
-            assert dropped == [1], "the grammar is compiled afresh"
+        failed += end_by_fault(backend, grammar.matcher(), call_index, expected)
         assert list(walk(grammar.matcher(), 5, SMALL.vocab_size, 12)) == expected
     assert failed >= 12
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_walks_over_many_schemas_outlive_faults(backend: str, count: int) -> None:
+    """Every second sequence of a grammar that is kept fails somewhere; the others write what they
+    write in a grammar of their own."""
+    rng = random.Random(count)
+    every_schema = schemas | {f"{name}, forgotten": schema for name, (schema, _) in ignored.items()}
+    compile = compiler(backend).compile
+    specs = (GrammarSpec("json_schema", json.dumps(schema)) for schema in every_schema.values())
+    usable = [spec for spec in specs if compiler(backend).unsupported_reason(spec) is None]
+    kept = {}
+    for spec in rng.sample(usable, min(count, len(usable))):
+        with suppress(ValueError, RuntimeError):  # what a library does not support, it says here
+            kept[spec.source] = compile(spec)
+    usable = [spec for spec in usable if spec.source in kept]
+    failed = 0
+    for seed in range(count):
+        spec = usable[seed % len(usable)]
+        expected = list(walk(compile(spec).matcher(), seed, SMALL.vocab_size, 12))
+        matcher = kept[spec.source].matcher()
+        failed += end_by_fault(backend, matcher, rng.randrange(12), expected)
+        assert list(walk(kept[spec.source].matcher(), seed, SMALL.vocab_size, 12)) == expected, spec
+    assert failed > count // 3
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

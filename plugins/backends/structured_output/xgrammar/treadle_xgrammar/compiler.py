@@ -154,9 +154,8 @@ class _Matcher:
     def _fill(self) -> None:
         if not self._matcher.fill_next_token_bitmask(self._tensor, 0):
             self._row.fill(0xFFFFFFFF)
-            extra = -(self._vocab_size + 1) % 32
-            if extra:
-                self._row[-1] >>= extra
+        extra = -(self._vocab_size + 1) % 32  # bits of no id, which the library may set
+        self._row[-1] &= 0xFFFFFFFF >> extra
 
 
 def _tag(source: str) -> Any:
