@@ -191,6 +191,20 @@ def test_what_it_cannot_hold_is_refused(
         compile_schema(backends[:1], schema)
 
 
+@pytest.mark.parametrize("name", ["llguidance", "outlines", "lm-format-enforcer", "xgrammar"])
+@pytest.mark.parametrize("more", [{}, {"additionalProperties": True}])
+def test_an_object_that_names_no_property_may_have_any(name: str, more: Any) -> None:
+    if name == "xgrammar":
+        pytest.importorskip("xgrammar")
+    backend = PluginManager().create(
+        STRUCTURED_OUTPUT, name, tokenizer=TOKENIZER, vocab_size=TOKENIZER.vocab_size
+    )
+    schema = {"type": "object", "properties": {}, **more}
+    grammar = compile_schema([backend], {**schema, "title": "x"})
+    assert accepts(grammar, {}) and accepts(grammar, {"a": 1, "b": "x"})
+    assert not accepts(grammar, 1)
+
+
 @pytest.mark.parametrize("name", ["llguidance", "outlines", "lm-format-enforcer"])
 def test_any_value_stands_for_itself_alone(name: str, backends: list[GrammarCompiler]) -> None:
     """outlines-core writes it as alternatives without brackets: one was the whole output."""

@@ -185,7 +185,7 @@ class _SchemaRewriter:
         additional = schema.get("additionalProperties", True)
         if not isinstance(required, list) or not all(isinstance(n, str) for n in required):
             raise Unenforceable(f"required is no list of names, at {path}")
-        if names is None and not required and additional is not False:
+        if names in (None, {}) and not required and additional is not False:
             rewritten: dict[str, Any] = {"type": "object"}
             if additional is not True:
                 rewritten["additionalProperties"] = self._schema(

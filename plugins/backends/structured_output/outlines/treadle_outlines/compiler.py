@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ("Compiler",)
 
 MAX_ROLLBACK = 1024
+NAMES_NOTHING = frozenset({"properties", "additionalProperties"})
 KINDS = frozenset({"regex", "choice", "json_object", "ebnf", "structural_tag"})
 START = b"\0"
 
@@ -175,17 +176,21 @@ class _Matcher:
 
 
 def _schema(spec: GrammarSpec) -> Any:
-    """The schema as the library gets it: its own dates have 30 days in February, and it writes any value
-    as alternatives without brackets around them, so that one would stand for all that is around it."""
-    return _bracketed(dates_as_patterns(json.loads(normalize_patterns(spec).source)))
+    """The schema as the library gets it: its own dates have 30 days in February, it writes any value
+    as alternatives without brackets around them, so that one would stand for all that is around it, and
+    no member where no property is named."""
+    return _changed(dates_as_patterns(json.loads(normalize_patterns(spec).source)))
 
 
-def _bracketed(schema: Any) -> Any:
+def _changed(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
+    if schema.get("additionalProperties", True) is True and not schema.get("required"):
+        silent = {"additionalProperties"} if schema.get("properties") else NAMES_NOTHING
+        schema = {name: value for name, value in schema.items() if name not in silent}
     if not ASSERTIONS & schema.keys():
         return {**schema, "anyOf": [{}]}
-    return map_children(schema, _bracketed)
+    return map_children(schema, _changed)
 
 
 def _ascii_digit(escape: re.Match[str]) -> str:
