@@ -144,10 +144,8 @@ class AttentionCase:
             x = torch.randn(tokens, heads, request.head_size, generator=generator)
             return x.to(device, self.dtype)
 
-        self.options: dict[str, Any] = {}
-        if request.sinks:
-            sinks = torch.linspace(-1, 4, request.num_heads)
-            self.options["sinks"] = sinks.to(device, torch.float32)
+        sinks = torch.linspace(-1, 4, request.num_heads, dtype=torch.float32, device=device)
+        self.options: dict[str, Any] = {"sinks": sinks} if request.sinks else {}
         self.queries = [random(n, request.num_heads) for n in query_lens]
         self.keys = [random(n, request.num_kv_heads) for n in kv_lens]
         self.values = [random(n, request.num_kv_heads) for n in kv_lens]

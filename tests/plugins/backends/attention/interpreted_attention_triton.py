@@ -56,6 +56,16 @@ def on_cpu(request: AttentionRequest) -> Callable[[], AttentionBackend]:
     return lambda: Interpreted(request, num_sms=4)
 
 
+QUICK = {
+    "float32",
+    "one kv head",
+    "head size 80",
+    "narrow window",
+    "sinks and window",
+    "bidirectional",
+}
+
+
 class TestInterpreted(AttentionSuite):
     key = "triton"
     # Fewer and shorter rows than elsewhere: the interpreter takes seconds for those.
@@ -74,6 +84,12 @@ class TestInterpreted(AttentionSuite):
         return (
             replace(offer, create=on_cpu(request)) if isinstance(offer, AttentionOffer) else offer
         )
+
+    @pytest.mark.parametrize(
+        "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in requests]
+    )
+    def test_every_step_is_what_the_reference_says(self, name: str) -> None:
+        super().test_every_step_is_what_the_reference_says(name)
 
 
 def run(case: AttentionCase, cache: Tensor | None = None) -> Tensor:

@@ -96,9 +96,12 @@ def test_tiles_hold_a_group_and_divide_pages() -> None:
 # --------------------------------------------------------------------------- the kernels
 
 
-def test_the_kernels_in_the_interpreter() -> None:
-    """All of interpreted_attention_triton.py, in a process whose Triton interprets."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+@pytest.mark.parametrize(
+    "chosen", ["not slow", pytest.param("slow or not slow", marks=pytest.mark.slow)]
+)
+def test_the_kernels_in_the_interpreter(chosen: str) -> None:
+    """Those of interpreted_attention_triton.py, in a process whose Triton interprets."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", chosen]
     process = subprocess.run(
         [*command, str(HERE / "interpreted_attention_triton.py")],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
