@@ -161,8 +161,8 @@ def perplexities() -> str:
             (
                 row["format"],
                 f"`{row['method']}`",
-                f"{(row['bytes'] - others) * 8 / DEMO_WEIGHTS:.2f}",
-                f"{row['bytes'] / 2**20:.1f} MiB",
+                f"{(row['bytes'] - others) * 8 / DEMO_WEIGHTS:.2f}" if row["bytes"] else "",
+                f"{row['bytes'] / 2**20:.1f} MiB" if row["bytes"] else "",
                 f"{row['perplexity']:.3f}",
                 f"{row['perplexity'] / full['perplexity'] - 1:+.2%}",
             )

@@ -40,6 +40,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dot_bf16": (None, DOT),
     "dot_int8": (None, DOT),
     "dot_int4": (None, DOT_INT4),
+    "unpack_int4": (None, (c_void_p, c_void_p, c_int64, c_int64, c_void_p)),
     "mix_f32": (None, MIX),
     "mix_bf16": (None, MIX),
     "scale_max": (c_float, (c_void_p, c_int64, c_float)),
@@ -123,6 +124,11 @@ def test_products_of_four_bits(loops: Any, k: int, group: int) -> None:
         loops.dot_int4(x, x.stride(0), m, codes, k + 64, scales, group, n, k, y, n + 3)
         near(y[:, :n], x.double() @ weight.T, 0)
         assert torch.all(y[:, n:] == -7)
+        row = torch.full((k + 32,), -7.0, dtype=torch.bfloat16)
+        scale = torch.randn(k // group)
+        loops.unpack_int4(codes, scale, group, k, row)
+        expected = numbers[0].float() * scale.repeat_interleave(group)
+        assert torch.equal(row[:k], expected.bfloat16()) and torch.all(row[k:] == -7)
 
 
 @pytest.mark.parametrize("d", [32, 64, 96, 128, 256])

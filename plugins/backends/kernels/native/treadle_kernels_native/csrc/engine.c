@@ -21,7 +21,7 @@ static tn_kernels kernels_for(int64_t isa) {
 #if defined(__x86_64__)
     if (isa >= TN_AVX2) kernels = tn_kernels_avx2;
     if (isa >= TN_AVX512) kernels = tn_kernels_avx512;
-    if (isa >= TN_AVX512_BF16) kernels.dot_bf16 = tn_dot_bf16_avx512, kernels.dot_int8 = tn_dot_int8_vnni, kernels.dot_int4 = tn_dot_int4_vnni;
+    if (isa >= TN_AVX512_BF16) kernels.dot_bf16 = tn_dot_bf16_avx512, kernels.dot_int8 = tn_dot_int8_vnni, kernels.dot_int4 = tn_dot_int4_vnni, kernels.unpack_int4 = tn_unpack_int4_avx512;
 #endif
     return kernels;
 }
@@ -77,6 +77,7 @@ static void take_all(tn_engine *engine, arena *from) {
         thread->panel = engine->isa >= TN_AMX ? take(from, 32 * k * (int64_t)sizeof(bf16)) : NULL;
         thread->tiled = tn_attends_in_tiles(engine) ? take(from, tn_tiled_attention_bytes(model)) : NULL;
 #endif
+        thread->unpacked = take(from, TN_UNPACKED * k * (int64_t)sizeof(bf16));
         thread->few.data = take(from, 16 * k * real);
         thread->few.scales = take(from, 16 * real);
     }

@@ -33,6 +33,8 @@ struct tn_kernels {
     void (*dot_int8)(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
     /* Codes of 4 bits in the layout of TN_INT4; ldw counts them too. scales [n, k / group] */
     void (*dot_int4)(const uint8_t *x, int64_t ldx, int64_t m, const uint8_t *w, int64_t ldw, const float *scales, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
+    /* A row of such codes as y[k]: scale · code, rounded once */
+    void (*unpack_int4)(const uint8_t *w, const float *scales, int64_t group, int64_t k, bf16 *y);
     /* o[m][d] = o[m][d] · keep[m] + sum over keys of p[m][key] · v[key][d] */
     void (*mix_f32)(const float *p, int64_t ldp, const float *keep, int64_t m, const float *v, int64_t ldv, int64_t keys, int64_t d, float *o);
     void (*mix_bf16)(const float *p, int64_t ldp, const float *keep, int64_t m, const bf16 *v, int64_t ldv, int64_t keys, int64_t d, float *o);
@@ -57,6 +59,7 @@ TN_INTERNAL extern const tn_kernels tn_kernels_avx2, tn_kernels_avx512;
 TN_INTERNAL void tn_dot_bf16_avx512(const bf16 *x, int64_t ldx, int64_t m, const bf16 *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
 TN_INTERNAL void tn_dot_int8_vnni(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
 TN_INTERNAL void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const uint8_t *w, int64_t ldw, const float *scales, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
+TN_INTERNAL void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, int64_t group, int64_t k, bf16 *y);
 #endif
 
 /* ------------------------------------------------------------------------------------- threads */
@@ -99,6 +102,7 @@ typedef struct {
 #define TN_KEY_BLOCK 64
 #define TN_QUERIES 48 /* queries of one KV head that attention takes together */
 #define TN_TILED_QUERIES 256 /* in tiles */
+#define TN_UNPACKED 32
 
 typedef struct {
     float *normed;   /* [16, the largest k] */
@@ -109,6 +113,7 @@ typedef struct {
     bf16 *queries_bf16;
     struct tn_tiled_attention *tiled; /* of AMX */
     uint32_t *panel; /* of AMX: 32 rows of a weight, a tile after the other */
+    bf16 *unpacked;  /* TN_UNPACKED rows of a weight in 4 bits */
     tn_operand few; /* of steps of few tokens, for which each thread makes its own */
 } tn_thread;
 
@@ -130,6 +135,8 @@ struct tn_engine {
 
 /* Whether the kernels of a weight read activations in 8 bits. */
 static inline int tn_takes_uint8(const tn_linear *linear) { return linear->format == TN_INT8 || linear->format == TN_INT4; }
+/* Whether a weight in 4 bits is unpacked for all rows of the operand, which are not in 8 bits then. */
+static inline int tn_is_unpacked(const tn_linear *linear, const tn_operand *x) { return linear->format == TN_INT4 && x->kind != TN_ROWS_UINT8; }
 TN_INTERNAL int tn_operand_kind(const tn_engine *engine, const tn_linear *linear, int64_t m);
 /* Rows [first, first + count) of x, count ≤ 16, into the operand; first is a multiple of 16. */
 TN_INTERNAL void tn_operand_fill(const tn_engine *engine, tn_operand *operand, const float *x, int64_t ldx, int64_t first, int64_t count);

@@ -83,6 +83,24 @@ VNNI void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const uint8
     }
 }
 
+/* The sixteen weights that a group may have, twice over: a register to look codes up in. */
+INLINE BF16 __m512i weights_of(float scale) {
+    const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    return _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(numbers, _mm512_set1_ps(scale))));
+}
+
+BF16 void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, int64_t group, int64_t k, bf16 *y) {
+    const __m512i lower = _mm512_set1_epi16(15);
+    for (int64_t i = 0; i < k; i += 128) {
+        const __m512i first = weights_of(scales[i / group]), second = weights_of(scales[(i + 64) / group]);
+        for (int64_t j = 0; j < 64; j += 32) {
+            const __m512i pairs = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(w + i / 2 + j)));
+            _mm512_storeu_si512(y + i + j, _mm512_permutexvar_epi16(_mm512_and_si512(pairs, lower), first));
+            _mm512_storeu_si512(y + i + 64 + j, _mm512_permutexvar_epi16(_mm512_srli_epi16(pairs, 4), second));
+        }
+    }
+}
+
 /* One row reads eight rows of weights at a time, which is what memory likes; more rows use the registers
  * for six by four results. */
 #define PRODUCT(name, target, block, left, right, result) \

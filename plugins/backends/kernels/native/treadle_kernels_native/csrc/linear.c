@@ -63,6 +63,15 @@ static void product(const tn_engine *engine, const tn_linear *linear, const tn_o
             for (int64_t c = 0; c < width; c++) y[r * ldy + c] += linear->bias[n0 + c];
 }
 
+/* Some rows of a weight in 4 bits as a layer of their own, in bf16. */
+static tn_linear unpacked(const tn_engine *engine, int thread, const tn_linear *linear, int64_t n0, int64_t width) {
+    const int64_t k = linear->k, groups = k / linear->group;
+    bf16 *to = engine->thread[thread].unpacked;
+    for (int64_t r = 0; r < width; r++)
+        engine->kernels.unpack_int4((const uint8_t *)linear->weight + (n0 + r) * (k / 2), linear->scales + (n0 + r) * groups, linear->group, k, to + r * k);
+    return (tn_linear){.weight = to, .bias = linear->bias == NULL ? NULL : linear->bias + n0, .n = width, .k = k, .format = TN_BF16};
+}
+
 static int is_tiled(const tn_operand *x) { return x->kind == TN_TILES_BF16 || x->kind == TN_TILES_UINT8; }
 
 #if defined(__x86_64__)
@@ -76,7 +85,11 @@ static void tiled_piece(tn_engine *engine, int thread, const tn_linear *linear, 
         /* The last tile may begin early, and only its new columns are kept. */
         const int64_t begin = n0 + done + 32 <= linear->n ? n0 + done : linear->n - 32;
         const int64_t skip = n0 + done - begin, keep = width - done < 32 - skip ? width - done : 32 - skip;
-        tn_amx_product(linear, begin, x, 0, blocks, engine->thread[thread].panel, result);
+        if (tn_is_unpacked(linear, x)) {
+            const tn_linear part = unpacked(engine, thread, linear, begin, 32);
+            tn_amx_product(&part, 0, x, 0, blocks, engine->thread[thread].panel, result);
+        } else
+            tn_amx_product(linear, begin, x, 0, blocks, engine->thread[thread].panel, result);
         for (int64_t r = 0; r < m; r += 16) {
             const float *tile = result + r * 32;
             const int64_t rows = m - r < 16 ? m - r : 16;
@@ -93,9 +106,24 @@ static void tiled_piece(tn_engine *engine, int thread, const tn_linear *linear, 
 }
 #endif
 
+/* y has room for the rows [n0, n0 + width) of the weight from its first column on. */
+static void rows_piece(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, int64_t n0, int64_t width, float *y, int64_t ldy, int add) {
+    float *columns = engine->thread[thread].columns;
+    for (int64_t first = 0; first < m; first += ROW_BLOCK) {
+        const int64_t count = m - first < ROW_BLOCK ? m - first : ROW_BLOCK;
+        float *to = y + first * ldy;
+        if (!add) {
+            product(engine, linear, x, first, count, n0, width, to, ldy);
+            continue;
+        }
+        product(engine, linear, x, first, count, n0, width, columns, width);
+        for (int64_t r = 0; r < count; r++)
+            for (int64_t c = 0; c < width; c++) to[r * ldy + c] += columns[r * width + c];
+    }
+}
+
 void tn_linear_run(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, float *y, int64_t ldy, int add) {
     const int64_t rows = piece_rows(engine, linear, linear->n), pieces = (linear->n + rows - 1) / rows;
-    float *columns = engine->thread[thread].columns;
     for (int64_t piece; (piece = tn_next(engine->pool)) < pieces;) {
         const int64_t n0 = piece * rows, width = linear->n - n0 < rows ? linear->n - n0 : rows;
 #if defined(__x86_64__)
@@ -104,16 +132,14 @@ void tn_linear_run(tn_engine *engine, int thread, const tn_linear *linear, const
             continue;
         }
 #endif
-        for (int64_t first = 0; first < m; first += ROW_BLOCK) {
-            const int64_t count = m - first < ROW_BLOCK ? m - first : ROW_BLOCK;
-            float *to = y + first * ldy + n0;
-            if (!add) {
-                product(engine, linear, x, first, count, n0, width, to, ldy);
-                continue;
-            }
-            product(engine, linear, x, first, count, n0, width, columns, width);
-            for (int64_t r = 0; r < count; r++)
-                for (int64_t c = 0; c < width; c++) to[r * ldy + c] += columns[r * width + c];
+        if (!tn_is_unpacked(linear, x)) {
+            rows_piece(engine, thread, linear, x, m, n0, width, y + n0, ldy, add);
+            continue;
+        }
+        for (int64_t done = 0; done < width; done += TN_UNPACKED) {
+            const int64_t count = width - done < TN_UNPACKED ? width - done : TN_UNPACKED;
+            const tn_linear part = unpacked(engine, thread, linear, n0 + done, count);
+            rows_piece(engine, thread, &part, x, m, 0, count, y + n0 + done, ldy, add);
         }
     }
 }

@@ -12,16 +12,21 @@
 /* From so many rows on, tiles pay. */
 #define TILE_ROWS 4
 
+/* The rows from which on weights in 4 bits are better unpacked. Where bytes are multiplied by bytes in one instruction
+ * but not in tiles, and where registers are short, they are not. */
+static int64_t unpack_rows(const tn_engine *engine, int tiles) { return tiles ? 8 : engine->isa == TN_AVX512 ? 24 : INT64_MAX; }
+
 int tn_operand_kind(const tn_engine *engine, const tn_linear *linear, int64_t m) {
     const int tiles = engine->isa >= TN_AMX && m >= TILE_ROWS && linear->n >= 32;
     switch (linear->format) {
     case TN_F32:
         return TN_ROWS_F32;
+    case TN_INT4: /* the groups of a row have scales of their own, which costs a step for each product of one */
+        if (m < unpack_rows(engine, tiles)) return TN_ROWS_UINT8;
+        /* fall through */
     case TN_BF16:
         if (tiles && linear->k % 32 == 0) return TN_TILES_BF16;
         return engine->kernels.dot_bf16 != NULL ? TN_ROWS_BF16 : TN_ROWS_F32;
-    case TN_INT4: /* groups have scales of their own, which tiles would add up together */
-        return TN_ROWS_UINT8;
     default:
         return tiles && linear->k % 64 == 0 ? TN_TILES_UINT8 : TN_ROWS_UINT8;
     }
