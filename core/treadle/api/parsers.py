@@ -96,8 +96,8 @@ class SupportsSpecialTags(Protocol):
 class SupportsReasoningOpener(Protocol):
     """Optional protocol of a ``ReasoningParser``, for models that generate the opening tag.
 
-    If the tag is one token, structured output may begin with it; the grammar then applies after
-    the reasoning.
+    If the tag is one token, structured output may begin with it, or with its first token where the
+    model is ``in_reasoning`` already; the grammar then applies after the reasoning.
     """
 
     @property

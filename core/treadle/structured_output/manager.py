@@ -131,8 +131,9 @@ class StructuredOutputManager:
         """Return ``(is_reasoning, opener)`` for ``StructuredOutputState``.
 
         ``is_reasoning(token)`` consumes a generated token and returns whether the reasoning
-        continues. ``opener`` is the token that starts it, ``None`` if the prompt has started it.
-        ``(None, None)``: the grammar applies from the first token, because the prompt has started no
+        continues. ``opener`` is the token that starts it, ``None`` if the prompt has started it. A model that
+        begins every answer with a header has to start it if there is reasoning, and its tag may be several
+        tokens. ``(None, None)``: the grammar applies from the first token, because the prompt has started no
         reasoning, and the model may not (``may_open``), or the text that opens it is more than one
         token. Both raise ``PluginLoadError`` if the parser fails.
         """
@@ -141,15 +142,11 @@ class StructuredOutputManager:
         reasoning = self._plugins.create_guarded(
             REASONING_PARSERS, parser, tokenizer=tokenizer, prompt=prompt
         )
-        opener: int | None = None
-        if not reasoning.in_reasoning:
-            tag = None
-            if may_open and isinstance(reasoning, SupportsReasoningOpener):
-                tag = reasoning.opening_tag
-            ids = tokenizer.encode(tag, add_special_tokens=False) if tag else []
-            if len(ids) != 1:
-                return None, None
-            opener = ids[0]
+        tag = reasoning.opening_tag if isinstance(reasoning, SupportsReasoningOpener) else None
+        ids = tokenizer.encode(tag, add_special_tokens=False) if tag else []
+        if not reasoning.in_reasoning and (not may_open or len(ids) != 1):
+            return None, None
+        opener = ids[0] if ids else None
         stream = tokenizer.create_detokenizer(prompt_ids, skip_special_tokens=False)
 
         def is_reasoning(token: int) -> bool:

@@ -113,7 +113,8 @@ class TaggedReasoningParser:
     @property
     def opening_tag(self) -> str | None:
         """See ``treadle.api.parsers.Opens``."""
-        return None if self._answered or self._state != "begin" else self._opening_tag
+        is_over = self._answered or self.in_reasoning or self._state != "begin"
+        return None if is_over else self._opening_tag
 
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
         if self._pending:

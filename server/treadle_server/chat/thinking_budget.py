@@ -92,10 +92,11 @@ async def budgeted(
             "a thought; leave it out, or bound the whole output with max_tokens",
             param=FIELD,
         )
-    begin = None if tags.is_open else token_of(parsers.tokenizer, tags.opening or "")
+    begin = parsers.tokenizer.encode(tags.opening or "", add_special_tokens=False)
     end = parsers.tokenizer.encode(tags.closing, add_special_tokens=False)
     special = parsers.tokenizer.special_token_ids
-    if not end or (len(end) > 1 and end[0] not in special) or (begin is None and not tags.is_open):
+    is_spelled = len(end) > 1 and end[0] not in special
+    if not end or is_spelled or (not tags.is_open and len(begin) != 1):
         raise RequestError(
             f"{FIELD} cannot be kept: the tags of {parsers.reasoning_parser} are no tokens of this model",
             param=FIELD,
@@ -104,9 +105,9 @@ async def budgeted(
     arguments = {
         "max_tokens": min(budget, MAX_BUDGET),
         "prompt_tokens": len(chat.prompt.ids or ()),
-        "begin": begin,
+        "begin": begin or None,
         "end": end,
-        "stops": sorted({i for i in others if i not in (None, begin)})[:64],
+        "stops": sorted({i for i in others if i is not None} - {*begin})[:64],
     }
     return chat.params.replace(extra_args={**(chat.params.extra_args or {}), PROCESSOR: arguments})
 

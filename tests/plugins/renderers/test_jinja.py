@@ -436,3 +436,22 @@ TOKENIZER = AutoTokenizer(vocabularies.byte_level())
 SHARED = JinjaRenderer(
     TOKENIZER, templates={"default": templates.TRAINING}, markers=TOKENIZER.added_tokens
 )
+
+
+HARMONY = """{% for m in messages %}{% if m.tool_calls %}
+{%- if m.content and m.thinking %}{{ raise_exception("both") }}{% endif %}
+{{- "<|start|>assistant<|channel|>analysis<|message|>" + (m.thinking or m.content) + "<|end|>" }}
+{%- else %}{{ m.content }}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("content", ["Let me look.", [{"type": "text", "text": "Let me look."}]])
+def test_a_call_of_gpt_oss_may_have_text_and_a_thought(content: Any, tmp_path: Path) -> None:
+    """Answers of this server have both, and clients send them back as they came."""
+    renderer = open_renderer(open_tokenizer(tmp_path, HARMONY))
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    message = {"role": "assistant", "content": content, "reasoning": "Hm.", "tool_calls": [call]}
+    expected = "<|start|>assistant<|channel|>analysis<|message|>Hm.\nLet me look.<|end|>"
+    assert str(renderer.render([USER, message])).endswith(expected)
+    other = open_renderer(open_tokenizer(tmp_path, HARMONY.replace("analysis", "thoughts")))
+    with pytest.raises(RequestError, match="both"):
+        other.render([USER, message])

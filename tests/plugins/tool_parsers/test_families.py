@@ -8,7 +8,7 @@ import pytest
 
 from treadle.api.kinds import TOOL_PARSERS
 from treadle.plugins import PluginManager
-from treadle.testing.parsers import ToolParserSuite, call, text
+from treadle.testing.parsers import ToolParserSuite, call, merge_adjacent, text
 from treadle.testing.plugin import PluginSuite
 from treadle.testing.streams import CodePointTokenizer
 from treadle.testing.tool_calls import MALFORMED, SOUND
@@ -174,6 +174,18 @@ def test_ids_are_the_model_s_own() -> None:
         parser.feed(f"<|tool_call_begin|>functions.f:{i}<|tool_call_argument_begin|>[", ())
         parser.feed(f"<|tool_call_begin|>functions.f:{i}<|tool_call_argument_begin|>{{}}", ())
         assert parser.call_id() == f"functions.f:{i}"
+
+
+def test_a_header_behind_a_header_counts_alone() -> None:
+    """A grammar of calls that begins behind the header of one makes the model write its own."""
+    tokenizer: Any = CodePointTokenizer()
+    for pieces in (
+        [f"{TO_F}{TO_F}{X}<|call|>"],
+        list(f"{TO_F}<|start|>assistant{TO_F}{X}<|call|>"),
+    ):
+        parser = PluginManager().create(TOOL_PARSERS, "harmony", tokenizer=tokenizer, tools=[])
+        deltas = [delta for piece in pieces for delta in parser.feed(piece, ())]
+        assert merge_adjacent([*deltas, *parser.finish()]) == [call(0, "f", X)]
 
 
 TO_F = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"

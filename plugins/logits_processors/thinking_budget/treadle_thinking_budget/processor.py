@@ -22,14 +22,14 @@ Ids = Annotated[list[int], Meta(max_length=64)]
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A thought of at most ``max_tokens`` tokens, behind which the ids ``end`` follow.
 
-    It begins behind ``prompt_tokens`` tokens, or behind the id ``begin`` if that comes first there. With
-    ``begin`` alone, it begins behind the last one, in the prompt or the output. An id of ``stops`` in it, or the first of ``end``, has ended it already.
+    It begins behind ``prompt_tokens`` tokens, or behind the id or ids ``begin`` if they come first there. With
+    ``begin`` alone, an id, it begins behind the last one, in the prompt or the output. An id of ``stops`` in it, or the first of ``end``, has ended it already.
     """
 
     max_tokens: Annotated[int, Meta(ge=0, le=2**31)]
     end: Annotated[list[int], Meta(min_length=1, max_length=64)]
     prompt_tokens: Annotated[int, Meta(ge=0)] | None = None
-    begin: int | None = None
+    begin: int | Annotated[list[int], Meta(min_length=1, max_length=64)] | None = None
     stops: Ids = []
 
 
@@ -56,13 +56,13 @@ def forced_id(arguments: Arguments, tokens: Sequence[int]) -> int | None:
     if arguments.begin is not None:
         is_known = arguments.prompt_tokens is not None
         head = list(tokens[start : start + MAX_LEADING_TOKENS] if is_known else tokens)
-        if arguments.begin not in head:
+        first, *more = [arguments.begin] if isinstance(arguments.begin, int) else arguments.begin
+        if first not in head:
             return None
-        start += (
-            head.index(arguments.begin) + 1
-            if is_known
-            else len(head) - head[::-1].index(arguments.begin)
-        )
+        begin = head.index(first) + 1 if is_known else len(head) - head[::-1].index(first)
+        start += begin + len(more)
+        if list(tokens[start - len(more) : start]) != more:
+            return None
     position = len(tokens) - start - arguments.max_tokens
     if not 0 <= position < len(arguments.end):
         return None

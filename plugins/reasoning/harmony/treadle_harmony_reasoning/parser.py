@@ -31,6 +31,7 @@ _channel = re.compile(r"<\|channel\|>\s*(\w+)")
 class Harmony:
     special_tags = (START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
     closing_tag = f"<|end|>{START}assistant{CHANNEL}final{MESSAGE}"
+    """See ``treadle.api.parsers.SupportsReasoningCloser``."""
 
     def __init__(self, prompt: str) -> None:
         _, opened, tail = prompt.rpartition(MESSAGE)
@@ -40,12 +41,19 @@ class Harmony:
         channel = match[1] if is_open and match else ""
         self.in_reasoning = channel in ("", "analysis")
         self._body = bool(channel)
+        self._is_fresh = not channel  # nothing was written yet, and no message is open
         self._is_call = self._has_message = False
         self._blanks: list[str] = []
         self._pending = ""
         self._filter = TagFilter(self.special_tags)
 
+    @property
+    def opening_tag(self) -> str | None:
+        """See ``treadle.api.parsers.SupportsReasoningOpener``."""
+        return f"{CHANNEL}analysis{MESSAGE}" if self._is_fresh else None
+
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
+        self._is_fresh = self._is_fresh and not text
         if self._pending:
             text, self._pending = self._pending + text, ""
         deltas: list[Delta] = []

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ("JinjaRenderer", "open_renderer")
 
+HARMONY = "<|channel|>analysis<|message|>"
+"""What the templates of gpt-oss write before a thought."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 PROBE = "treadleprobe"
 PARTS = [{"type": "text", "text": PROBE}]
@@ -156,7 +158,11 @@ class JinjaRenderer:
 
     def _adapt_messages(self, template: ChatTemplate, message: dict[str, Any]) -> dict[str, Any]:
         """Give ``content`` the form that the template reads: most know text only, some only parts."""
-        content = message.get("content")
+        content, thought = message.get("content"), message.get("thinking")
+        if thought and content and message.get("tool_calls") and HARMONY in template.literals:
+            # These templates refuse both, though the model writes a message for each.
+            parts = _texts(content) if isinstance(content, list) else [str(content)]
+            return {**message, "thinking": "\n".join([str(thought), *parts]), "content": ""}
         if isinstance(content, list):
             if not self._template_variables(template, PARTS):
                 return {**message, "content": "\n".join(_texts(content))}

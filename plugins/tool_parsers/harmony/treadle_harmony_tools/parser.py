@@ -70,6 +70,13 @@ class Harmony(NamedFamilyParser):
         return self.abandon_call(end) if sum(map(len, self._header)) > 512 else end
 
     def _read_arguments(self, text: str, pos: int) -> int:
+        for tag in (CHANNEL, START):
+            end = self.expect_tag(text, pos, tag)
+            if end is not None:
+                if not self.pending:  # another header: nothing came of the one before
+                    self.call_prefix.clear()
+                    self._enter(tag)
+                return end
         if text[pos] == "{":
             self.start_call(ArgumentsReader(self.calls, self._name))
         elif text[pos] not in BLANKS:
