@@ -78,7 +78,7 @@ class Attention(nn.Module):
         self.cache = torch.empty(0)
         self.attn_group = 0
         self.scales = (1.0, 1.0)
-        self.sinks: nn.Parameter | None = None
+        self.sinks: Tensor | None = None
         if sinks:
             heads_here = [self.request.num_heads]
             self.sinks = empty_weight(

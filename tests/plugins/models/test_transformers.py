@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from treadle.api.requests import EngineRequest
@@ -124,6 +125,32 @@ class TestGPT2(ModelSuite):
     tolerance = 5e-5
     ranks = 1
     variants: ClassVar = {"plain": {"n_inner": 96}}
+
+
+class TestGptOssPinned(ModelSuite):
+    """Sinks, and experts that only transformers multiplies."""
+
+    plugin = "models:GptOssForCausalLM"
+    tolerance = 5e-5
+    ranks = 1
+    variants: ClassVar = {
+        "plain": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7}
+    }
+
+    def plugin_manager(self) -> PluginManager:
+        return PluginManager(PluginConfig(pin_plugin=[f"{self.plugin}=treadle-transformers"]))
+
+    def test_quantization_is_asked_by_the_checkpoints_names(self, plain: Path) -> None:
+        with pytest.raises(UnsupportedModelError, match="cannot be quantized"):
+            super().test_quantization_is_asked_by_the_checkpoints_names(plain)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "FlintForCausalLM"), reason="of later versions")
+class TestFlint(ModelSuite):
+    """Sinks that are divided among ranks."""
+
+    plugin = "models:FlintForCausalLM"
+    tolerance = 5e-5
 
 
 class TestLlamaPinned(ModelSuite):
@@ -331,7 +358,6 @@ def refused(folder: Path, plugins: PluginManager, architecture: str, **config: A
         ("MambaForCausalLM", {"model_type": "mamba"}, "keeps a state"),
         ("JambaForCausalLM", {"model_type": "jamba"}, "state"),
         ("BloomForCausalLM", {"model_type": "bloom"}, "does not go through"),
-        ("GptOssForCausalLM", {"model_type": "gpt_oss", "num_hidden_layers": 2}, "s_aux"),
         ("BertLMHeadModel", {"model_type": "bert", "num_hidden_layers": 1}, "not causal"),
         ("Llama4ForCausalLM", {"model_type": "llama4_text"}, "layers of type chunked_attention"),
         (
@@ -349,9 +375,8 @@ def refused(folder: Path, plugins: PluginManager, architecture: str, **config: A
     ],
 )
 def test_it_refuses_with_the_reason(
-    tmp_path: Path, architecture: str, config: dict[str, Any], reason: str
+    tmp_path: Path, plugins: PluginManager, architecture: str, config: dict[str, Any], reason: str
 ) -> None:
-    plugins = PluginManager(PluginConfig(disable_plugin=["treadle-gpt-oss"]))
     message = refused(tmp_path, plugins, architecture, **config)
     assert reason in message and architecture in message and "plugin of its own" in message
 

@@ -54,6 +54,7 @@ class Call:
     scale: float | None
     window: int | None
     softcap: float | None
+    sinks: bool = False
 
 
 @dataclass(slots=True)
@@ -80,16 +81,22 @@ class PagedAttention(nn.Module):
             scale=call.scale,
             window=call.window,
             softcap=call.softcap,
+            sinks=call.sinks,
         )
+        self._first_head = ctx.tp_group.rank * self.attn.request.num_heads
+        if call.sinks:
+            del self.attn.sinks  # the model has them, and hands them on with each call
         self.steps = steps
         self.padding = call.head_size - call.value_size
         request = self.attn.request
         self.planned = ((request.num_heads, call.head_size), (request.num_kv_heads, call.head_size))
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """``[1, heads, tokens, size]`` thrice to ``[1, tokens, heads, value_size]``.
 
-        Raises ``UnsupportedModelError`` when this rank's heads are not those that were planned.
+        ``sinks`` is ``[heads]``, of the whole model or of this rank. Raises ``UnsupportedModelError`` when this rank's heads are not those that were planned.
         """
         if self.padding:
             value = nn.functional.pad(value, (0, self.padding))
@@ -100,6 +107,10 @@ class PagedAttention(nn.Module):
                 f"a layer called attention with heads {tuple(q.shape[1:])} and "
                 f"{tuple(k.shape[1:])} where {self.planned} were planned",
             )
+        if sinks is not None:
+            heads = self.attn.request.num_heads
+            first = self._first_head if len(sinks) > heads else 0
+            self.attn.sinks = sinks[first : first + heads].float()
         out: Tensor = self.attn(q, k, v, self.steps.current).view(q.shape)
         return out[None, ..., : v.shape[-1] - self.padding]
 
@@ -123,7 +134,7 @@ def attend(
     served = getattr(module, ATTENTION_ATTR)
     if isinstance(served, Recorder):
         return served.record(module, query, key, value, attention_mask, options), None
-    return served(query, key, value), None
+    return served(query, key, value, options.get("s_aux")), None
 
 
 def observe(model: Any, decoder: nn.Module, architecture: str) -> dict[str, Call]:
@@ -185,6 +196,7 @@ class Recorder:
         name = self.names[id(module)]
         heads, kv_heads = int(query.shape[1]), int(key.shape[1])
         size, value_size = int(query.shape[3]), int(value.shape[3])
+        sinks = options.get("s_aux")
         for reason, is_unsupported in (
             ("a layer attends twice in one pass", name in self.calls),
             ("it makes an attention mask of its own", mask is not None),
@@ -193,6 +205,7 @@ class Recorder:
             ("its values are larger than its keys", value_size > size),
             ("its query heads do not share key heads equally", heads % kv_heads != 0),
             ("its keys and queries differ in size", key.shape[3] != size),
+            ("its sinks are not one for each head", sinks is not None and sinks.shape != (heads,)),
         ):
             if is_unsupported:
                 raise refusal(self.architecture, f"{reason} ({name})")
@@ -204,8 +217,10 @@ class Recorder:
             scale=options.get("scaling"),
             window=options.get("sliding_window"),
             softcap=options.get("softcap"),
+            sinks=sinks is not None,
         )
-        supported = {"scaling", "sliding_window", "softcap", "is_causal", "dropout"} | MEANINGLESS
+        supported = {"scaling", "sliding_window", "softcap", "s_aux", "is_causal", "dropout"}
+        supported |= MEANINGLESS
         if extra := sorted(k for k, v in options.items() if v is not None and k not in supported):
             raise refusal(
                 self.architecture,
