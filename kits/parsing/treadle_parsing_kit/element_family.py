@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.api.types import GrammarSpec, Tokenizer, Tool
+from treadle.errors import RequestError
 from treadle_parsing_kit.block_family import BlockFamilyParser
 from treadle_parsing_kit.json_calls import is_name
 from treadle_parsing_kit.tool_choice import ANYWHERE, arguments_schema, lark_string, pattern_of
@@ -30,6 +31,7 @@ __all__ = ("ElementFamilyParser", "ElementFormat", "argument_value")
 
 ANY_KEY = r'/[^<>"\s]+/'
 """A Lark expression of the name of an argument."""
+TEXT_RULES = frozenset({"format", "maxLength", "minLength", "pattern"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ class ElementFamilyParser(BlockFamilyParser):
         super().__init__(
             tokenizer, tools, wrappers=form.wrappers, begin=form.begin, closers=form.closers
         )
-        self._schemas = {tool.name: arguments_schema(tool) for tool in tools}
+        self._schemas = {tool.name: tool.parameters for tool in tools}
         self._body: list[str] = []
         self._in_value = False
 
@@ -143,6 +145,13 @@ class ElementFamilyParser(BlockFamilyParser):
             yield f"call_{i}: {' '.join((*parts, self._rule(form.tail, tool.name)))}"
             for j, (key, value) in enumerate(properties.items()):
                 if _takes_any_text(value):
+                    if tool.strict and (rules := TEXT_RULES & value.keys()):
+                        raise RequestError(
+                            f"{sorted(rules)[0]} of the argument {key[:64]!r} of the strict function "
+                            f"{tool.name[:64]!r} cannot be enforced in the format of this model's calls, which "
+                            "writes texts as they are; leave it out, or send strict false",
+                            param="tools",
+                        )
                     yield f"argument_{i}_{j}: {self._argument(key, 'VALUE_TEXT')}"
                     continue
                 yield f"argument_{i}_{j}: {self._argument(key, f'value_{i}_{j}')}"

@@ -81,8 +81,17 @@ def names_one_tool(choice: str | Mapping[str, Any]) -> bool:
 def arguments_schema(tool: Tool) -> dict[str, Any]:
     """Return the JSON schema of a tool's arguments, which are always an object.
 
-    A tool without parameters takes none.
+    A tool without parameters takes none. Raises ``RequestError`` if its properties or the names of those that are
+    required are no such thing.
     """
+    properties, required = (tool.parameters.get(key) for key in ("properties", "required"))
+    is_list = isinstance(required or [], list) and all(isinstance(n, str) for n in required or [])
+    if not isinstance(properties or {}, Mapping) or not is_list:
+        raise RequestError(
+            f"the parameters of the function {tool.name[:64]!r} are no JSON schema: properties is an object, "
+            "and required a list of names",
+            param="tools",
+        )
     if not tool.parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     return {**tool.parameters, "type": "object"}

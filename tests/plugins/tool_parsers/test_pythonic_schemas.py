@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
@@ -125,6 +127,69 @@ def test_a_schema_without_an_end_is_refused() -> None:
     }
     with pytest.raises(RequestError, match="more than its rules can hold"):
         spec_of(tool(wide))
+
+
+TWICE: Any = {"type": "object", "anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}
+DOUBLING: dict[str, Any] = {
+    "options": {"$ref": "#/$defs/a", "$defs": {"a": TWICE}},
+    "wide options": {
+        "$ref": "#/$defs/a",
+        "$defs": {"a": {**TWICE, "properties": {f"p{i}": WHOLE for i in range(900)}}},
+    },
+    "parts": {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": TWICE["anyOf"]}}},
+    "exclusive options": {"oneOf": [{"const": i} for i in range(5_000)]},
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", DOUBLING)
+def test_a_schema_that_doubles_takes_no_time(name: str, strict: bool) -> None:
+    """It is read where requests are read: others would wait for it."""
+    start = time.thread_time()
+    with suppress(RequestError):
+        assert len(spec_of(tool(DOUBLING[name], strict=strict)).source) < 2**21
+    assert time.thread_time() - start < 5  # without a limit it would not end
+
+
+BROKEN: list[Any] = [
+    {"type": "array", "prefixItems": 5},
+    {"type": "array", "minItems": "x"},
+    {"allOf": 5},
+    {"type": ["string", ["x"]]},
+    {"allOf": [{"minimum": 1}, {"minimum": "x"}]},
+    {"$ref": ["x"]},
+    {"type": "object", "properties": [1]},
+    {"type": "object", "required": 5},
+]
+
+
+@pytest.mark.parametrize("schema", BROKEN, ids=str)
+def test_what_is_no_schema_is_the_client_s_fault(schema: Any) -> None:
+    for strict in (False, True):
+        with pytest.raises(RequestError, match=r"no JSON schema|cannot be enforced") as error:
+            spec_of(tool(schema, strict=strict))
+        assert error.value.param == "tools"
+
+
+def test_options_that_exclude_each_other_are_enforced() -> None:
+    """As pydantic writes unions that a field tells apart."""
+    kinds = {
+        kind: {
+            "type": "object",
+            "properties": {"kind": {"const": kind}, "size": WHOLE},
+            "required": ["kind"],
+            "additionalProperties": False,
+        }
+        for kind in ("cat", "dog")
+    }
+    options = [{"$ref": f"#/$defs/{kind}"} for kind in kinds]
+    function = tool({"oneOf": options, "discriminator": {"propertyName": "kind"}, "$defs": kinds})
+    seen = {
+        text.partition('"kind": "')[2][:3] for text in sample_texts(PLUGINS, spec_of(function), 12)
+    }
+    assert seen - {""} == set(kinds)
+    with pytest.raises(RequestError, match="oneOf"):
+        spec_of(tool({"oneOf": [{"type": "integer"}, {"type": "number"}]}))
 
 
 def test_texts_may_stand_between_either_quotes() -> None:

@@ -17,7 +17,7 @@ from treadle_parsing_kit.tool_choice import (
     writable_tools,
 )
 from treadle_pythonic.values import ANY_VALUE, Unenforceable, ValueRules
-from treadle_structured_output_kit.equivalent import rewrite
+from treadle_structured_output_kit.drafts import modernize
 
 __all__ = ("python_grammar", "text_with_lists")
 
@@ -81,15 +81,22 @@ def _members(lines: list[str], tool: Tool) -> str:
             )
         return lark_string(f"{name}=") if name else ANY_KEY
 
-    schema = rewrite(arguments_schema(tool))
+    schema = arguments_schema(tool)
     try:
-        return ValueRules(lines, schema, strict=tool.strict).arguments(key)
+        return ValueRules(lines, modernize(schema), strict=tool.strict).arguments(key)
+    except RequestError:
+        raise
     except Unenforceable as error:
         raise RequestError(
             f"the parameters of the strict function {tool.name[:64]!r} have {error}, which cannot be "
             "enforced in the format of this model's calls; leave it out, or send strict false",
             param="tools",
         ) from None
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise RequestError(
+            f"the parameters of the function {tool.name[:64]!r} are no JSON schema: {error!s:.200}",
+            param="tools",
+        ) from error
 
 
 def _can_write(tool: Tool) -> bool:

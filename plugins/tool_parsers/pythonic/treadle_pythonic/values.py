@@ -8,10 +8,11 @@ from typing import Any
 
 from treadle_parsing_kit.tool_choice import lark_string
 from treadle_pythonic.merge import Unmergeable, merge
-from treadle_structured_output_kit.json_schema import ASSERTIONS
+from treadle_structured_output_kit.formats import dates_as_patterns
+from treadle_structured_output_kit.json_schema import ASSERTIONS, disjoint
 from treadle_structured_output_kit.plain_values import matches, unreadable
 
-__all__ = ("ANY_VALUE", "Unenforceable", "ValueRules", "members_of", "python_literal")
+__all__ = ("ANY_VALUE", "Unenforceable", "ValueRules")
 
 ANY_VALUE = r"""
 value: STRING | NUMBER | "True" | "False" | "None" | list | dict
@@ -44,8 +45,12 @@ Key = Callable[[str], str]
 ENFORCED = frozenset({"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"})
 ENFORCED = ENFORCED.union(*KEYWORDS.values())
 TYPES = ("string", "number", "boolean", "null", "array", "object")
-MAX_RULES = 20_000
+MAX_STEPS = 10_000
+"""Schemas that are read for one function, the properties of those that are merged counted too: what refers to
+itself twice doubles at each level."""
 MAX_DEPTH = 48
+MAX_OPTIONS = 64
+"""Of ``oneOf``, each of which is compared with all others."""
 
 
 class Unenforceable(ValueError):
@@ -55,26 +60,25 @@ class Unenforceable(ValueError):
 class ValueRules:
     """The rules of the values of one schema, which are added to ``lines``.
 
-    One of several schemas is any of them, unless ``strict``: then ``oneOf`` raises ``Unenforceable``, as
-    does each keyword that is not held. Without it these are ignored.
+    ``strict``: options of ``oneOf`` that do not exclude each other raise ``Unenforceable``, as does each keyword
+    that is not held. Without it, any option will do, and the keywords are ignored.
     """
 
     def __init__(self, lines: list[str], root: Mapping[str, Any], *, strict: bool) -> None:
         self._lines, self._root, self._strict = lines, root, strict
         self._references: dict[str, str] = {}
+        self._steps = 0
 
-    def arguments(self, key: Callable[[str], str]) -> str:
-        """Return a Lark expression of the members of the whole, an object, as arguments of a call.
-
-        ``key`` is how a name begins its argument, a Lark string.
-        """
+    def arguments(self, key: Key) -> str:
+        """Return a Lark expression of the members of the whole, an object, as arguments of a call."""
         return self.value({**self._root, "type": "object"}, key=key)
 
     def value(self, schema: Any, depth: int = 0, key: Key | None = None) -> str:
         """Return a Lark expression of the values of ``schema``, or of the arguments with ``key``."""
         if not isinstance(schema, Mapping):
             return "value" if schema is not False else self._give_up("false")
-        if depth > MAX_DEPTH or len(self._lines) > MAX_RULES:
+        self._steps += 1
+        if depth > MAX_DEPTH or self._steps > MAX_STEPS:
             return self._give_up("more than its rules can hold")
         keywords = schema.keys() & ASSERTIONS
         if not key and keywords == {"$ref"}:
@@ -115,7 +119,7 @@ class ValueRules:
             return SIMPLE.get(name) or self._give_up(f"type {name!r}")
         layout = {"lenient": not self._strict}  # what JSON writes of it, Python reads alike
         leaf = {"type": name, **{word: schema[word] for word in keywords}, "x-guidance": layout}
-        return self._rule(f"%json {json.dumps(leaf)}")
+        return self._rule(f"%json {json.dumps(dates_as_patterns(leaf))}")
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> str:
         """Return an expression of a list. Items that have a schema of their own are always written."""
@@ -156,8 +160,7 @@ class ValueRules:
     def _combined(self, schema: Mapping[str, Any], name: str, depth: int, key: Key | None) -> str:
         """Return an expression of a schema that others are a part of, under the keyword ``name``."""
         rest = {key: value for key, value in schema.items() if key != name}
-        if name == "oneOf" and self._strict:
-            self._give_up(name)
+        self._steps += len(rest.get("properties") or ())
         try:
             if name == "$ref":
                 return self.value(merge(rest, self._resolve(schema[name])), depth + 1, key)
@@ -166,7 +169,14 @@ class ValueRules:
                     rest = merge(rest, self._whole(part))
                 return self.value(rest, depth + 1, key)
             options = schema[name]
+            if name == "oneOf":
+                resolved = [self._whole(option) for option in options]
+                if len(resolved) > MAX_OPTIONS or not disjoint(resolved):
+                    self._give_up(name)
             if rest.keys() & ASSERTIONS:
+                self._steps += len(options) * len(rest.get("properties") or ())
+                if self._steps > MAX_STEPS:
+                    return self._give_up("more than its rules can hold")
                 options = [merge(rest, self._whole(option)) for option in options]
             return _any_of([self.value(option, depth + 1, key) for option in options])
         except Unmergeable as error:
