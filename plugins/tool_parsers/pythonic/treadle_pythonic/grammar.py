@@ -94,7 +94,8 @@ def _members(lines: list[str], tool: Tool) -> str:
         ) from None
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise RequestError(
-            f"the parameters of the function {tool.name[:64]!r} are no JSON schema: {error!s:.200}",
+            f"the parameters of the function {tool.name[:64]!r} are no JSON schema: a keyword has a value of "
+            "another type than it may have",
             param="tools",
         ) from error
 
