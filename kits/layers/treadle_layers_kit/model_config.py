@@ -42,7 +42,13 @@ DECODER: dict[str, Any] = {
     "attention_dropout": 0.0,
 }
 NULLABLE = ("bos_token_id", "eos_token_id", "sliding_window")
-LLAMA3_SCALING = ("factor", "low_freq_factor", "high_freq_factor")
+# The numbers of each type of scaling, and what else may be there.
+SCALING: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings"),
+}
+FLAGS = {"yarn": ("truncate",)}
 DTYPES = ("float32", "bfloat16", "float16")
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 OLD_NAMES = ("model_type", "torch_dtype", "rope_theta", "rope_scaling", "quantization_config")
@@ -54,7 +60,8 @@ def read_fields(
     """Return the fields as transformers reads them, ``None`` if only transformers can.
 
     ``fields`` are those of each model type, with the defaults of transformers: ``DECODER``, and what
-    differs. With the field ``use_sliding_window``, some layers have the window, as in Qwen's models.
+    differs. With the field ``use_sliding_window``, some layers have the window, as in Qwen's models; other
+    model types with ``layer_types`` have to list them.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in fields:
@@ -64,7 +71,7 @@ def read_fields(
         return None
     values = {name: config.get(name, default) for name, default in defaults.items()}
     values["dtype"] = config.get("dtype") or config.get("torch_dtype")
-    rope = _rope_parameters(config)
+    rope = _rope_parameters(config, defaults.get("rope_parameters") or {})
     if rope is None or not all(_is_ordinary(n, v, defaults[n]) for n, v in values.items()):
         return None
     values |= {"model_type": kind, "rope_parameters": rope}
@@ -74,6 +81,8 @@ def read_fields(
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
     if "use_sliding_window" in values:
         _set_layer_types(values)
+    elif "layer_types" in values and values["layer_types"] is None:
+        return None
     if "quantization_config" in config:
         values["quantization_config"] = config["quantization_config"]
     return values if _is_consistent(values) else None
@@ -101,19 +110,26 @@ def _is_ordinary(name: str, value: Any, default: Any) -> bool:
     return type(value) is type(default) and (type(value) is not int or value > 0)
 
 
-def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the parameters in the form of transformers 5, or ``None`` if they are not ordinary."""
-    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+def _rope_parameters(raw: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the parameters in the form of transformers 5, or ``None`` if they are not ordinary.
+
+    ``default`` are those of the model type, from which a configuration with parameters takes its theta only.
+    """
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or default
     if not isinstance(given, Mapping):
         return None
-    theta = raw.get("rope_theta", 10000.0)
+    theta = raw.get("rope_theta", default.get("rope_theta", 10000.0))
+    if given is default and "rope_theta" in raw:
+        given = {**default, "rope_theta": theta}
     rope = {"rope_theta": theta, "rope_type": "default", **given}
-    numbers = ["rope_theta"]
-    if rope["rope_type"] == "llama3":
-        numbers += [*LLAMA3_SCALING, "original_max_position_embeddings"]
-    elif rope["rope_type"] != "default":
+    kind = rope["rope_type"]
+    if kind not in SCALING:
         return None
-    if rope.keys() != {"rope_type", *numbers}:
+    numbers, flags = ("rope_theta", *SCALING[kind]), FLAGS.get(kind, ())
+    names = {"rope_type", *numbers}
+    if not names <= rope.keys() <= names | set(flags):
+        return None
+    if not all(type(rope.get(flag, True)) is bool for flag in flags):
         return None
     return rope if all(type(rope[n]) in (int, float) and rope[n] > 0 for n in numbers) else None
 
@@ -129,17 +145,25 @@ def _set_layer_types(values: dict[str, Any]) -> None:
         ]
 
 
+def _is_scaling_right(rope: Mapping[str, Any], max_positions: int) -> bool:
+    match rope["rope_type"]:
+        case "llama3":
+            is_ordered = rope["low_freq_factor"] < rope["high_freq_factor"]
+            is_longer = rope["original_max_position_embeddings"] < max_positions
+            return bool(rope["factor"] >= 1 and is_ordered and is_longer)
+        case "yarn":
+            is_ordered = rope["beta_slow"] < rope["beta_fast"]
+            length = rope["original_max_position_embeddings"] * rope["factor"]
+            return bool(rope["factor"] >= 1 and is_ordered and length == max_positions)
+    return True
+
+
 def _is_consistent(values: Mapping[str, Any]) -> bool:
     """Return whether transformers accepts the values together, without a warning."""
     rope, layer_types = values["rope_parameters"], values.get("layer_types")
-    is_scaling_right = rope["rope_type"] == "default" or (
-        rope["factor"] >= 1
-        and rope["low_freq_factor"] < rope["high_freq_factor"]
-        and rope["original_max_position_embeddings"] < values["max_position_embeddings"]
-    )
     token_ids = [v for n, v in values.items() if n.endswith("_token_id") and isinstance(v, int)]
     return (
-        is_scaling_right
+        _is_scaling_right(rope, values["max_position_embeddings"])
         and values["hidden_size"] % values["num_attention_heads"] == 0
         and values.get("head_dim", 0) % 2 == 0
         and 0 <= values["initializer_range"] <= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,50 @@ class TestGptOss(PluginSuite, ModelSuite):
         "tied": {**SIZES, "tie_word_embeddings": True, "attention_bias": False},
         "one expert": {**SIZES, "num_experts_per_tok": 1, "swiglu_limit": 0.5},
     }
+
+
+PUBLISHED: dict[str, Any] = {
+    "architectures": [ARCHITECTURE], "model_type": "gpt_oss", "attention_bias": True, "attention_dropout": 0.0,
+    "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
+    "initial_context_length": 4096, "initializer_range": 0.02, "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
+    "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+    "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199999, "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+        "rope_type": "yarn", "truncate": False,
+    },
+    "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+    "tie_word_embeddings": False, "transformers_version": "4.55.0.dev0", "use_cache": True, "vocab_size": 201088,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("missing", [(), ("rope_theta",), ("rope_scaling", "rope_theta")])
+def test_published_configurations_are_read_without_transformers(missing: tuple[str, ...]) -> None:
+    import treadle_gpt_oss
+    from transformers import GptOssConfig
+
+    raw = {name: value for name, value in PUBLISHED.items() if name not in missing}
+    found = treadle_gpt_oss.treadle_model_config(raw)
+    config = GptOssConfig.from_dict(deepcopy(raw))
+    assert found == {name: getattr(config, name, None) for name in found or {}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layer_types": None},
+        {"max_position_embeddings": 4096},
+        {"rope_scaling": {**PUBLISHED["rope_scaling"], "truncate": 1}},
+        {"rope_scaling": {**PUBLISHED["rope_scaling"], "beta_slow": 64.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 32.0}},
+        {"sliding_window": -1},
+    ],
+)
+def test_what_is_not_ordinary_is_left_to_transformers(change: dict[str, Any]) -> None:
+    import treadle_gpt_oss
+
+    assert treadle_gpt_oss.treadle_model_config({**PUBLISHED, **change}) is None
 
 
 def in_mxfp4(source: Path, folder: Path) -> Path:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from treadle.api.hookspecs import impl
 from treadle.api.models import ModelSpec
 
-__all__ = ("treadle_model",)
+__all__ = ("treadle_model", "treadle_model_config")
+
+
+@impl
+def treadle_model_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Read the configuration without transformers."""
+    from treadle_gpt_oss.config import FIELDS
+    from treadle_layers_kit.model_config import read_fields
+
+    return read_fields(config, FIELDS)
 
 
 @impl
