@@ -21,6 +21,7 @@ from torch import Tensor
 from treadle_kernels_triton.int4.linear import num_sms
 from treadle_kernels_triton.packed import kernel
 from treadle_kernels_triton.packed.tiles import tile_of
+from treadle_kernels_triton.packed.unpack import unpack
 
 from treadle_layers_kit.packed_layout import E2M1, FP8, INT8, WHOLE, Levels
 
@@ -64,10 +65,13 @@ def times(name: str, rows: int, depth: int, columns: int) -> dict[str, float]:
     count = max(2, CACHE_BYTES // (2 * depth * columns))
     full = [torch.randn(columns, depth, device="cuda", dtype=x.dtype) for _ in range(count)]
     calls: dict[str, list[Run]] = {"bfloat16": [partial(F.linear, x, w) for w in full]}
-    arguments = levels, group, tile_of(rows), counters, num_sms(x.device)
+    scales, offsets = tensors[1:3]
+    folds = kernel.folds(scales, offsets, levels, x.dtype)
+    tile = tile_of(rows, folds=folds)
+    arguments = levels, group, tile, counters, num_sms(x.device)
     calls["kernel"] = [partial(kernel.multiply, x, *w, *arguments) for w in packed]
     if rows >= 64:
-        unpacked = partial(kernel.unpack, in_features=depth, group=group, dtype=x.dtype)
+        unpacked = partial(unpack, in_features=depth, group=group, dtype=x.dtype)
         calls["unpacked"] = [
             partial(lambda w: F.linear(x, unpacked(*w, levels)), w) for w in packed
         ]

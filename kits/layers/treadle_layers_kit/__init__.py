@@ -13,7 +13,7 @@ from treadle_layers_kit.decoder import CausalDecoder, Decoder, DecoderLayer, hea
 from treadle_layers_kit.embedding import Embedding, LMHead
 from treadle_layers_kit.experts import Experts, MoE
 from treadle_layers_kit.linear import Linear, QKVLinear
-from treadle_layers_kit.mlp import GatedMLP, gated_activation
+from treadle_layers_kit.mlp import ClampedSwiGLU, GatedMLP, gated_activation
 from treadle_layers_kit.norm import LayerNorm, RMSNorm
 from treadle_layers_kit.plain import PlainLinear
 from treadle_layers_kit.rope import rope_parameters
@@ -36,6 +36,7 @@ from treadle_layers_kit.weight import (
 __all__ = (
     "Attention",
     "CausalDecoder",
+    "ClampedSwiGLU",
     "CosSin",
     "Decoder",
     "DecoderLayer",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from treadle.api.models import ExpertsSpec
 from treadle_layers_kit.packed import PackedWeight
-from treadle_layers_kit.packed_experts import STACKS, PackedExperts, add_bias, apply_packed
+from treadle_layers_kit.packed_experts import STACKS, PackedExperts, apply_packed, biases_of
 from treadle_layers_kit.plain_experts import DENSE, Gated, apply_all_experts, apply_by_expert
 
 __all__ = ("DequantizedExperts",)
@@ -61,13 +61,12 @@ class DequantizedExperts:
         if "packed_down" in module._modules:
             return apply_packed(module, x, topk_ids, activation)
 
-        biases = {stack: add_bias(module, stack) for stack in STACKS}
+        biases = tuple(biases_of(module))
 
         def run(expert: int, rows: Tensor) -> Tensor:
-            inner = F.linear(rows, self.matrix(module, "gate_up", expert).to(x.dtype))
-            down = self.matrix(module, "down", expert).to(x.dtype)
-            y = F.linear(activation(biases["gate_up"](inner, expert)), down)
-            return biases["down"](y, expert)
+            first, second = (None if bias is None else bias[expert] for bias in biases)
+            gate_up, down = (self.matrix(module, stack, expert).to(x.dtype) for stack in STACKS)
+            return F.linear(activation(F.linear(rows, gate_up, first)), down, second)
 
         if x.device.type != "cpu" and len(x) <= DENSE:
             return apply_all_experts(x, topk_ids, run, self.spec.experts)

@@ -8,7 +8,8 @@ ranks are equally busy whatever the router picks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 
 from treadle.api.models import ExpertsMethod, ExpertsSpec, LinearSpec, ModelContext
 from treadle.errors import ConfigError, UnsupportedModelError
+from treadle_layers_kit import ops
 from treadle_layers_kit.collective import shard_features
+from treadle_layers_kit.fusion import Site
 from treadle_layers_kit.linear import Linear
-from treadle_layers_kit.mlp import gated_activation
+from treadle_layers_kit.mlp import ClampedSwiGLU, gated_activation
 from treadle_layers_kit.packed_experts import (
     STACKS,
     PackedExperts,
@@ -84,14 +87,16 @@ class MoE(nn.Module):
             is_transposed=is_transposed,
         )
         self.top_k, self.norm_topk_prob = top_k, norm_topk_prob
+        self.op: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]] = ops.topk_softmax
 
     def forward(self, x: Tensor) -> Tensor:
-        scores = self.gate(x).float().softmax(dim=-1)
-        topk_weights, topk_ids = scores.topk(self.top_k, dim=-1)
-        if self.norm_topk_prob:
-            topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
+        topk_weights, topk_ids = self.op(self.gate(x), self.top_k, self.norm_topk_prob)
         y: Tensor = self.experts(x, topk_ids, topk_weights)
         return y
+
+    def kernel_sites(self, path: str) -> Iterator[Site]:
+        sizes = {"experts": self.gate.out_features, "k": self.top_k}
+        yield Site(path, ("topk_softmax",), (sizes,), partial(setattr, self, "op"))
 
 
 class Experts(nn.Module):
@@ -138,6 +143,8 @@ class Experts(nn.Module):
             dtype=ctx.dtype,
         )
         self.op = gated_activation(activation) if isinstance(activation, str) else activation
+        self.combine_op = ops.combine_experts
+        self.hidden_size, self.intermediate_size = hidden_size, shard.size
         self.method = _method(ctx, spec, intermediate_size, is_transposed=is_transposed)
         self.method.create_weights(self, spec)
         self.gate_up_bias = self.down_bias = None
@@ -185,8 +192,16 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """``x [tokens, hidden]``; ``topk_ids`` int64 and ``topk_weights`` float32 ``[tokens, k]``."""
         y = self.method.apply(self, x, topk_ids, self.op)
-        total = torch.einsum("tkh,tk->th", y.float(), topk_weights).to(x.dtype)
-        return self.tp_group.all_reduce(total)
+        return self.tp_group.all_reduce(self.combine_op(y, topk_weights))
+
+    def kernel_sites(self, path: str) -> Iterator[Site]:
+        inner, combine = {"size": self.intermediate_size}, partial(setattr, self, "combine_op")
+        yield Site(path, ("combine_experts",), ({"size": self.hidden_size},), combine)
+        if self.op is ops.silu_and_mul:
+            yield Site(path, ("silu_and_mul",), (inner,), partial(setattr, self, "op"))
+        elif isinstance(self.op, ClampedSwiGLU):
+            install = partial(setattr, self.op, "op")
+            yield Site(path, ("clamped_swiglu",), (inner,), install)
 
     def extra_repr(self) -> str:
         return type(self.method).__name__

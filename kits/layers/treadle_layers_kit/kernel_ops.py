@@ -7,18 +7,16 @@ declared in ``treadle.testing.kernel_ops``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from treadle.api.communicators import Communicator
 from treadle_layers_kit import ops
+from treadle_layers_kit.expert_ops import EXPERT_OPS, example_scales, example_words
 from treadle_layers_kit.int4_layout import int4_linear, pack_codes, pack_steps
-from treadle_layers_kit.kernel_op import Example, KernelOp, Sizes, scalar, tensor
-from treadle_layers_kit.packed_experts import packed_experts
-from treadle_layers_kit.packed_layout import E2M1, pack_words, packed_linear
+from treadle_layers_kit.kernel_op import KernelOp, Sizes, scalar, tensor
+from treadle_layers_kit.packed_layout import E2M1, packed_linear
 
 __all__ = ("ALL_GATHER", "ALL_REDUCE_ADD_RMS_NORM", "COMMUNICATOR_OPS", "LAYER_OPS")
 
@@ -90,29 +88,6 @@ def example_steps(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Ten
     shape = (sizes["in_features"] // sizes["group"], sizes["out_features"])
     zeros = torch.randint(16, shape, generator=generator)
     return pack_steps(torch.rand(shape, generator=generator) / 64, zeros, dtype)
-
-
-def example_words(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
-    shape = (sizes["out_features"], sizes["in_features"])
-    return pack_words(torch.randint(16, shape, generator=generator), E2M1, 32)
-
-
-def example_scales(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
-    shape = (sizes["in_features"] // sizes["group"], sizes["out_features"])
-    return (torch.rand(shape, generator=generator) / 64).half()
-
-
-def of_experts(example: Callable[[Sizes, torch.dtype, Generator], Tensor]) -> Example:
-    """Examples of as many experts."""
-
-    def stacked(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
-        return torch.stack([example(sizes, dtype, generator) for _ in range(sizes["experts"])])
-
-    return stacked
-
-
-def example_choices(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
-    return torch.rand(sizes["rows"], sizes["experts"], generator=generator).topk(2).indices
 
 
 # ------------------------------------------------------------------------------------ declarations
@@ -298,51 +273,7 @@ LAYER_OPS: tuple[KernelOp, ...] = (
         },
         dtypes=("bfloat16", "float16"),
     ),
-    KernelOp(
-        name="packed_experts",
-        about="""For each choice of an expert, packed_linear of its token's row with the expert's weight: row i of y
-        is that of choice i, and x has a row for each token or for each choice. All choices of a token differ.""",
-        used_by="PackedExperts.op",
-        args=(
-            tensor("x", "rows, in_features"),
-            tensor("topk_ids", "rows, k", dtype="int64"),
-            tensor("codes", "experts, chunks, out_features, run", dtype="int16"),
-            tensor(
-                "scales",
-                "experts, in_features / group, out_features",
-                dtype="float16",
-                optional=True,
-            ),
-            tensor(
-                "offsets",
-                "experts, in_features / group, out_features",
-                dtype="float32",
-                optional=True,
-            ),
-            tensor("factors", "experts, out_features", dtype="float32", optional=True),
-            scalar("levels"),
-            scalar("in_features", "in_features"),
-            scalar("group", "group"),
-        ),
-        returns=(tensor("y", "rows * k, out_features"),),
-        reference=packed_experts,
-        example_sizes={
-            "in_features": 4096,
-            "out_features": 28672,
-            "experts": 8,
-            "group": 32,
-            "bits": 4,
-        },
-        small_sizes={"in_features": 256, "out_features": 64, "experts": 4, "group": 64, "bits": 4},
-        examples={
-            "topk_ids": example_choices,
-            "codes": of_experts(example_words),
-            "scales": of_experts(example_scales),
-            "offsets": of_experts(lambda *given: example_scales(*given).float()),
-            "levels": lambda sizes, dtype, generator: E2M1,
-        },
-        dtypes=("bfloat16", "float16"),
-    ),
+    *EXPERT_OPS,
 )
 
 ALL_REDUCE_ADD_RMS_NORM = KernelOp(

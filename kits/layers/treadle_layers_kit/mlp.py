@@ -16,7 +16,14 @@ from treadle_layers_kit.fusion import Site
 from treadle_layers_kit.linear import Linear
 from treadle_layers_kit.plain import PlainLinear
 
-__all__ = ("GatedMLP", "gated_activation", "gelu_mul", "gelu_tanh_mul", "relu_squared_mul")
+__all__ = (
+    "ClampedSwiGLU",
+    "GatedMLP",
+    "gated_activation",
+    "gelu_mul",
+    "gelu_tanh_mul",
+    "relu_squared_mul",
+)
 
 
 def gelu_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
@@ -60,6 +67,17 @@ def gated_activation(name: str) -> Callable[[Tensor], Tensor]:
         raise UnsupportedModelError(
             f"the configuration says hidden_act {name!r}; treadle's gated layers know {supported}"
         ) from None
+
+
+class ClampedSwiGLU:
+    """``ops.clamped_swiglu`` with the numbers of a configuration."""
+
+    def __init__(self, alpha: float, limit: float) -> None:
+        self.alpha, self.limit = alpha, limit
+        self.op: Callable[[Tensor, float, float], Tensor] = ops.clamped_swiglu
+
+    def __call__(self, x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
+        return self.op(x, self.alpha, self.limit)
 
 
 class GatedMLP(nn.Module):

@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = (
+    "clamped_swiglu",
+    "combine_experts",
     "fused_add_rms_norm",
     "rms_norm",
     "rotary",
     "rotate",
     "silu_and_mul",
+    "topk_softmax",
 )
 
 
@@ -63,3 +66,26 @@ def silu_and_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
     """``silu(gate) · up`` of ``x = [gate, up]``."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:  # [..., 2 · n] -> [..., n]
+    """``gate · sigmoid(alpha · gate) · (up + 1)`` of features that alternate, gate first.
+
+    Gates are at most ``limit``, ``up`` between ``-limit`` and ``limit``.
+    """
+    gate = x[..., ::2].clamp(max=limit)
+    up = x[..., 1::2].clamp(min=-limit, max=limit)
+    return gate * torch.sigmoid(gate * alpha) * (up + 1)
+
+
+def topk_softmax(logits: Tensor, k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    """The ``k`` largest of the softmax of each row of ``logits [rows, experts]``: float32 ``[rows, k]``, and which
+    they are, int64. ``normalize`` makes those of a row sum to one."""
+    scores = logits.float().softmax(dim=-1)
+    weights, ids = scores.topk(k, dim=-1)
+    return (weights / weights.sum(dim=-1, keepdim=True) if normalize else weights), ids
+
+
+def combine_experts(y: Tensor, weights: Tensor) -> Tensor:  # [rows, k, size] -> [rows, size]
+    """The sum over ``k`` of ``y``, times float32 ``weights [rows, k]``, added up in float32."""
+    return torch.einsum("rks,rk->rs", y.float(), weights).to(y.dtype)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +20,10 @@ from treadle_layers_kit.packed_layout import WHOLE, Levels, unpack
 
 __all__ = (
     "STACKS",
-    "Biased",
     "PackedExperts",
-    "add_bias",
     "apply_packed",
     "as_packed",
+    "biases_of",
     "packed_experts",
 )
 
@@ -45,6 +43,7 @@ def packed_experts(
     levels: Levels,
     inputs: int,
     group: int,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """The operation of ``treadle_layers_kit.kernel_ops``, by torch's own: each expert is unpacked for all rows."""
     flat = topk_ids.reshape(-1, 1)
@@ -55,7 +54,8 @@ def packed_experts(
             None if t is None else t[expert] for t in (scales, offsets, factors)
         )
         weight = unpack(codes[expert], scale, offset, factor, levels, inputs, group)
-        y = torch.where(flat.eq(expert), F.linear(rows, weight.to(x.dtype)), y)
+        shift = None if bias is None else bias[expert]
+        y = torch.where(flat.eq(expert), F.linear(rows, weight.to(x.dtype), shift), y)
     return y
 
 
@@ -100,10 +100,11 @@ class PackedExperts(nn.Module):
             room.data[expert] = source
         return True
 
-    def forward(self, x: Tensor, topk_ids: Tensor) -> Tensor:
-        """A row of ``x`` for each token, or for each choice, to ``[choices, out]``."""
+    def forward(self, x: Tensor, topk_ids: Tensor, bias: Tensor | None = None) -> Tensor:
+        """A row of ``x`` for each token, or for each choice, to ``[choices, out]``; ``bias`` ``[experts, out]``."""
         steps = (self.scales, self.offsets, self.factors)
-        return self.op(x, topk_ids, self.codes, *steps, self.levels, self.inputs, self.group)
+        sizes = (self.levels, self.inputs, self.group)
+        return self.op(x, topk_ids, self.codes, *steps, *sizes, bias)
 
     def kernel_sites(self, path: str) -> Iterator[Site]:
         experts, _, out, _ = self.get_parameter("codes").shape
@@ -134,14 +135,9 @@ def _of_int4(weight: PackedInt4, dtype: torch.dtype) -> PackedWeight:
     )
 
 
-Biased = Callable[[Tensor, Any], Tensor]
-"""Products of rows and the experts (indices or a slice) that each row is of, to what follows the product."""
-
-
-def add_bias(module: Any, stack: str) -> Biased:
-    """Return what adds the biases of a stack of ``Experts``, if it has any."""
-    bias: Tensor | None = getattr(module, f"{stack}_bias", None)
-    return (lambda y, experts: y) if bias is None else (lambda y, experts: y + bias[experts])
+def biases_of(module: nn.Module) -> Iterator[Tensor | None]:
+    """Yield the biases ``[experts, out]`` of both stacks of ``Experts``."""
+    return (getattr(module, f"{stack}_bias", None) for stack in STACKS)
 
 
 def apply_packed(
@@ -149,7 +145,6 @@ def apply_packed(
 ) -> Tensor:
     """``[tokens, k, hidden]`` by the ``PackedExperts`` that are modules of ``module``."""
     gate_up, down = (module.get_submodule(f"packed_{stack}") for stack in STACKS)
-    flat_ids = topk_ids.reshape(-1)
-    inner = activation(add_bias(module, "gate_up")(gate_up(x, topk_ids), flat_ids))
-    y = add_bias(module, "down")(down(inner, topk_ids), flat_ids)
+    first, second = biases_of(module)
+    y: Tensor = down(activation(gate_up(x, topk_ids, first)), topk_ids, second)
     return y.view(*topk_ids.shape, y.shape[1])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treadle.api.models import ExpertsSpec
-from treadle_layers_kit.packed_experts import STACKS, Biased, add_bias
+from treadle_layers_kit.packed_experts import STACKS, biases_of
 from treadle_layers_kit.weight import empty_weight
 
 __all__ = (
@@ -25,6 +25,8 @@ __all__ = (
 )
 
 Gated = Callable[[Tensor], Tensor]
+Biased = Callable[[Tensor, Any], Tensor]
+"""Products of rows and the experts (indices or a slice) that each row is of, to what follows the product."""
 
 # Up to this many tokens a product with every expert is limited by reading the weights, not by the
 # arithmetic, on GPUs from Ampere to Hopper (some 200 operations for each byte read).
@@ -69,8 +71,12 @@ class PlainExperts:
         if x.device.type != "cpu" and len(x) <= DENSE:
             is_sparse = GATHER_COST * topk_ids.numel() <= len(gate_up)
             fn = gathered_experts if is_sparse else dense_experts
-        first, second = add_bias(module, "gate_up"), add_bias(module, "down")
+        first, second = (_adds(bias) for bias in biases_of(module))
         return fn(x, topk_ids, gate_up, down, lambda y, e: activation(first(y, e)), second)
+
+
+def _adds(bias: Tensor | None) -> Biased:
+    return (lambda y, experts: y) if bias is None else (lambda y, experts: y + bias[experts])
 
 
 def grouped_experts(

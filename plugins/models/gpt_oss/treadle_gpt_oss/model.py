@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import torch
-from torch import Tensor
-
 from treadle.api.models import ModelContext
 from treadle_layers_kit import (
     CausalDecoder,
+    ClampedSwiGLU,
     DecoderLayer,
     MoE,
     RotaryEmbedding,
@@ -18,13 +14,6 @@ from treadle_layers_kit import (
 )
 
 __all__ = ("GptOssForCausalLM",)
-
-
-def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:  # [..., 2 · n] -> [..., n]
-    """``gate · sigmoid(alpha · gate) · (up + 1)`` of clamped features, which alternate: gate, up."""
-    gate = x[..., ::2].clamp(max=limit)
-    up = x[..., 1::2].clamp(min=-limit, max=limit)
-    return gate * torch.sigmoid(gate * alpha) * (up + 1)
 
 
 class GptOssLayer(DecoderLayer):
@@ -54,8 +43,7 @@ class GptOssLayer(DecoderLayer):
             intermediate_size=config.intermediate_size,
             experts=config.num_local_experts,
             top_k=config.num_experts_per_tok,
-            activation=partial(
-                clamped_swiglu,
+            activation=ClampedSwiGLU(
                 alpha=getattr(config, "swiglu_alpha", 1.702),
                 limit=getattr(config, "swiglu_limit", 7.0),
             ),

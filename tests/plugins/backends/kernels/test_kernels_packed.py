@@ -40,15 +40,16 @@ EQUAL = f"""
     from treadle_kernels_triton.packed import kernel
     from treadle_kernels_triton.packed.self_check import check_kernels
     from treadle_kernels_triton.packed.tiles import tile_of
+    from treadle_kernels_triton.packed.unpack import unpack as unpacked
     from treadle_layers_kit.packed_layout import unpack
 
     counters = torch.zeros(64, dtype=torch.int32)
     # Of every kind of steps one kind of codes: in the interpreter a kernel takes long.
-    for index, (weight, group) in enumerate(list(cases("cpu", 24, 192))[::3]):
+    for index, (weight, group) in enumerate((given := list(cases("cpu", 24, 192)))[::3] + given[4:5]):
         dtype = (torch.bfloat16, torch.float16)[index % 2]
         limit = 8e-3 if index % 2 == 0 else 1e-3
         dense = unpack(*weight, 192, group)
-        found = kernel.unpack(*weight, 192, group, dtype).float()
+        found = unpacked(*weight, 192, group, dtype).float()
         assert (found - dense).norm() < limit * dense.norm(), (index, "unpacked")
         x = torch.randn(3, 2, 192).to(dtype)[:, 1]  # rows are not side by side
         y = kernel.multiply(x, *weight, group, tile_of(3), counters, index % 3 * 4 + 1).float()
@@ -66,9 +67,11 @@ EQUAL = f"""
         for tokens in 1, 9:
             ids = torch.rand(tokens, 3).topk(2).indices
             for x in torch.randn(tokens, 192), torch.randn(2 * tokens, 192):
-                y = PackedExperts(torch.float16)(x.half(), ids, *stacked, weight[4], 192, group)
-                want = packed_experts(x, ids, *stacked, weight[4], 192, group)
-                assert y.shape == (2 * tokens, 24) and (y - want).norm() < 1e-3 * want.norm()
+                for bias in None, torch.randn(4, 24):
+                    half = None if bias is None else bias.half()
+                    y = PackedExperts(torch.float16)(x.half(), ids, *stacked, weight[4], 192, group, half)
+                    want = packed_experts(x, ids, *stacked, weight[4], 192, group, bias)
+                    assert y.shape == (2 * tokens, 24) and (y - want).norm() < 1e-3 * want.norm()
     from treadle_kernels_triton.packed import self_check
 
     cpu, self_check.OUT_FEATURES, self_check.IN_FEATURES = torch.device("cpu"), 32, 64
@@ -130,14 +133,26 @@ def test_experts_of_both_layouts_are_stacked() -> None:
 
 
 def test_tiles_fit_their_rows() -> None:
-    from treadle_kernels_triton.packed.tiles import choose_packed_tile, max_rows
+    from treadle_kernels_triton.packed.tiles import (
+        choose_experts_tile,
+        choose_packed_tile,
+        max_rows,
+    )
 
     for levels, has_offsets, last in ((E2M1, False, 128), (E2M1, True, 32), (FP8, False, 256)):
         assert max_rows(levels, has_offsets=has_offsets) == last
-        tiles = [choose_packed_tile(n, levels, has_offsets=has_offsets) for n in range(last + 2)]
-        assert tiles[0] is None and tiles[-1] is None
-        for rows, tile in enumerate(tiles[1:-1], 1):
-            assert tile is not None and (rows <= tile.block_m or tile.block_m == 128)
+        for folds in {False, levels == E2M1 and not has_offsets}:
+            rows = range(last + 2)
+            tiles = [
+                choose_packed_tile(n, levels, has_offsets=has_offsets, folds=folds) for n in rows
+            ]
+            assert tiles[0] is None and tiles[-1] is None
+            for n, tile in enumerate(tiles[1:-1], 1):
+                assert tile is not None and (n <= tile.block_m or n > 64)
+    for choices in 4, 128, 1024, 4096, 32768:
+        for folds in True, False:
+            tile = choose_experts_tile(choices, 32, folds=folds)
+            assert tile.block_m == 128 or choices <= 32 * tile.block_m
 
 
 @pytest.mark.gpu

@@ -34,6 +34,29 @@ CHECKS = {
             x = torch.randn(shape) * 5
             close(silu_and_mul(x), ops.silu_and_mul(x))
     """,
+    "clamped_swiglu": """
+        from treadle_kernels_triton.activation import clamped_swiglu
+        for shape in ((3, 200), (1, 4400), (2, 2, 12)):
+            x = torch.randn(shape) * 5
+            for alpha, limit in (1.702, 7.0), (1.0, 0.5):
+                close(clamped_swiglu(x, alpha, limit), ops.clamped_swiglu(x, alpha, limit))
+        x[0, 0, 0], x[1, 0, 1] = float("nan"), float("nan")
+        assert clamped_swiglu(x, 1.702, 7.0).isnan().sum() == 2, "a fault stays one"
+    """,
+    "experts": """
+        from treadle_kernels_triton.routing import combine_experts, topk_softmax
+        for rows, experts, k in (1, 4, 4), (7, 12, 3), (5, 128, 8), (3, 40, 1), (0, 8, 2):
+            logits = torch.randn(rows, experts + 3)[:, :experts] * 4
+            for normalize in True, False:
+                (weights, ids), want = topk_softmax(logits, k, normalize), ops.topk_softmax(logits, k, normalize)
+                assert ids.dtype == torch.int64 and torch.equal(ids, want[1])
+                close(weights, want[0])
+            y = torch.randn(rows, k, 1100 + k)
+            close(combine_experts(y, weights), ops.combine_experts(y, weights))
+        assert topk_softmax(torch.zeros(1, 6), 3, True)[1].unique().numel() == 3, "equal ones differ"
+        bad = topk_softmax(torch.full((2, 6), float("nan")), 3, True)[1]
+        assert ((bad >= 0) & (bad < 6)).all(), "ids are read as places of experts"
+    """,
     "rope_and_cache": """
         from treadle_kernels_triton.rotary import rope_and_cache
         for tokens, heads, kv_heads, size, normed in (

@@ -16,7 +16,7 @@ from treadle_kernels_triton.int4.linear import NUM_TILE_COUNTERS, num_sms
 from treadle_kernels_triton.int4.tile_counters import TileCounters
 from treadle_kernels_triton.packed import kernel
 from treadle_kernels_triton.packed.linear import works
-from treadle_kernels_triton.packed.tiles import tile_of
+from treadle_kernels_triton.packed.tiles import choose_experts_tile
 from treadle_layers_kit.packed_experts import packed_experts
 from treadle_layers_kit.packed_layout import Levels
 
@@ -88,18 +88,20 @@ class PackedExperts:
         levels: Levels,
         inputs: int,
         group: int,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """See ``treadle_layers_kit.kernel_ops``."""
         weight = (codes, scales, offsets, factors, levels)
         counters = self.tile_counters.for_device(x.device)
         if x.dtype != self.dtype or counters is None or not len(x):
-            return packed_experts(x, topk_ids, *weight, inputs, group)
-        tile = tile_of(-(-topk_ids.numel() // len(codes)))  # as if all experts got as many
+            return packed_experts(x, topk_ids, *weight, inputs, group, bias)
+        folds = kernel.folds(scales, offsets, levels, x.dtype)
+        tile = choose_experts_tile(topk_ids.numel(), len(codes), folds=folds)
         topk_ids, x = topk_ids.contiguous(), x if x.stride(1) == 1 else x.contiguous()
         order, tiles = plan(topk_ids, len(codes), tile.block_m)
         grouping = order, tiles, len(order) // len(x)
         return kernel.multiply(
-            x, *weight, group, tile, counters, num_sms(x.device), grouping=grouping
+            x, *weight, group, tile, counters, num_sms(x.device), bias=bias, grouping=grouping
         )
 
 

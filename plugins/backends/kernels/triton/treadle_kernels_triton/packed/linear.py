@@ -15,6 +15,7 @@ from treadle_kernels_triton.int4.tile_counters import TileCounters
 from treadle_kernels_triton.packed import kernel
 from treadle_kernels_triton.packed.self_check import check_kernels
 from treadle_kernels_triton.packed.tiles import choose_packed_tile
+from treadle_kernels_triton.packed.unpack import unpack
 from treadle_layers_kit.packed_layout import Levels, packed_linear
 from treadle_triton_kit.self_check import checked_once, self_check
 
@@ -49,9 +50,10 @@ class PackedLinear:
             return packed_linear(x, *weight, inputs, group)
         rows = x.reshape(-1, inputs)
         counters = self.tile_counters.for_device(x.device)
-        tile = choose_packed_tile(len(rows), levels, has_offsets=offsets is not None)
+        folds = kernel.folds(scales, offsets, levels, x.dtype)
+        tile = choose_packed_tile(len(rows), levels, has_offsets=offsets is not None, folds=folds)
         if tile is None or counters is None:
-            return F.linear(x, kernel.unpack(*weight, inputs, group, x.dtype))
+            return F.linear(x, unpack(*weight, inputs, group, x.dtype))
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         y = kernel.multiply(rows, *weight, group, tile, counters, num_sms(x.device))
         return y.view(*x.shape[:-1], y.shape[1])

@@ -7,7 +7,8 @@ codes is such a list of selectors. Two permutations look up the lower and the up
 chooses, and that twice, for both bytes of a number; eight codes cost 25 instructions.
 
 Bytes get the exponent of a number that has room for them below: what they add to it is their value. The fields
-of float8_e4m3fn are shifted into those of a wider number, whose exponent is then too small by a constant.
+of float8_e4m3fn are shifted into those of a wider number, whose exponent is then too small by a constant. Those
+of float4_e2m1 too, where a multiplication by the scale follows anyway: 19 instructions for 8 codes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 from treadle_layers_kit.packed_layout import FP8, Levels
 
-__all__ = ("assembly",)
+__all__ = ("assembly", "folded_power")
 
 PERMUTE = "prmt.b32"
 
@@ -29,12 +30,48 @@ def sixteen_bits(levels: tuple[float, ...], dtype: torch.dtype) -> list[int]:
 
 
 @cache
-def assembly(levels: Levels, dtype: torch.dtype) -> str:
-    """What makes numbers of ``dtype`` from two words in the last operand, for each place the numbers of both."""
+def assembly(levels: Levels, dtype: torch.dtype, fold: bool = False) -> str:
+    """What makes numbers of ``dtype`` from two words, for each place the numbers of both.
+
+    The words are the operand after the results. ``fold``, of float4_e2m1: behind it are the scales of the four places,
+    each twice, and what comes is too small by ``folded_power``, as what is to be multiplied by it.
+    """
+    if fold:
+        return "{ .reg .b32 a, b; " + " ".join(_scaled_e2m1(dtype is torch.bfloat16)) + " }"
     if isinstance(levels, str):
         lines = (_floats if levels == FP8 else _integers)(dtype is torch.bfloat16)
         return "{ .reg .b32 w, a, b, c; " + " ".join(lines) + " }"
     return _lookup(levels, dtype)
+
+
+def folded_power(dtype: torch.dtype) -> float:
+    """The square root of what the exponents of ``dtype`` are larger by than those of float4_e2m1.
+
+    Scales get one half of the difference, so that they stay in range, and sums the other.
+    """
+    return 2.0**63 if dtype is torch.bfloat16 else 2.0**7
+
+
+def _scaled_e2m1(is_bf16: bool) -> list[str]:
+    """Sign, exponent and fraction in their places, times the scale, which corrects half of the exponent."""
+    lines = []
+    fields = 6 if is_bf16 else 9  # the place of the fraction
+    for place in range(4):
+        lower, upper = fields - 4 * place, 12 - 4 * place
+        shift = f"shl.b32 a, $4, {lower};" if lower > 0 else f"shr.u32 a, $4, {-lower};"
+        lines += [
+            shift,
+            f"and.b32 a, a, 0x{0x00010001 * (7 << fields):08x};",
+            f"shl.b32 b, $4, {upper};",
+            f"lop3.b32 ${place}, b, 0x80008000, a, 0xea;",
+        ]
+        if is_bf16:  # which can only be multiplied and added before capability 9
+            lines.append(
+                f"mov.b32 b, 0x80008000; fma.rn.bf16x2 ${place}, ${place}, ${5 + place}, b;"
+            )
+        else:
+            lines.append(f"mul.rn.f16x2 ${place}, ${place}, ${5 + place};")
+    return lines
 
 
 def _integers(is_bf16: bool) -> list[str]:

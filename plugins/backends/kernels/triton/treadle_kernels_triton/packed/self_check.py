@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from treadle_kernels_triton.packed import kernel
 from treadle_kernels_triton.packed.tiles import tile_of
-from treadle_layers_kit.packed_layout import FP8, INT8, Levels, pack_words
+from treadle_kernels_triton.packed.unpack import unpack
+from treadle_layers_kit.packed_layout import E2M1, FP8, INT8, Levels, pack_words
 from treadle_layers_kit.packed_layout import unpack as unpack_in_torch
 
 __all__ = ("check_kernels",)
@@ -25,18 +26,27 @@ def check_kernels(bits: int, dtype: torch.dtype, device: torch.device) -> bool:
     groups = (IN_FEATURES // GROUP, OUT_FEATURES)
     scales = (torch.rand(groups, generator=generator, device=device) + 0.5).half()
     shape = (OUT_FEATURES, IN_FEATURES)
-    for levels in (LEVELS,) if bits == 4 else (INT8, FP8):
+    exponents = (scales.float() * 8).to(torch.uint8) + 123  # folded into the numbers, in bfloat16
+    cases = [(LEVELS, scales), (E2M1, exponents)] if bits == 4 else [(INT8, scales), (FP8, scales)]
+    for levels, steps in cases:
         # Of FP8 no exponent is the largest: there lies NaN.
         last = 16 if bits == 4 else 256 if levels == INT8 else 0x78
         codes = torch.randint(last, shape, generator=generator, device=device).to(torch.uint8)
-        weight = (pack_words(codes, levels, GROUP), scales, None, None, levels)
+        weight = (pack_words(codes, levels, GROUP), steps, None, None, levels)
         dense = unpack_in_torch(*weight, IN_FEATURES, GROUP)
-        unpacked = kernel.unpack(*weight, IN_FEATURES, GROUP, dtype)
+        unpacked = unpack(*weight, IN_FEATURES, GROUP, dtype)
         if not (unpacked.float() - dense).norm() < 0.02 * dense.norm():
             return False
         for rows in ROWS:
             x = torch.randn(rows, IN_FEATURES, generator=generator, device=device).to(dtype)
-            y = kernel.multiply(x, *weight, GROUP, tile_of(rows), counters, 132)
+            y = kernel.multiply(
+                x,
+                *weight,
+                GROUP,
+                tile_of(rows, folds=kernel.folds(*weight[1:3], levels, dtype)),
+                counters,
+                132,
+            )
             expected = F.linear(x.float(), dense)
             if not (y.float() - expected).norm() < 0.02 * expected.norm():
                 return False
