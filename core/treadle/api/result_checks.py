@@ -149,7 +149,7 @@ def deltas(deltas: Any, *_: Any) -> list[t.Delta]:
 
 def tool_grammar(grammar: Any, *_: Any) -> t.GrammarSpec | None:
     match grammar:
-        case None | t.GrammarSpec(kind=str(), source=str()):
+        case None | t.GrammarSpec(kind=str(), source=str(), options={}):
             return grammar
     raise unexpected(grammar, "a grammar whose source is a text")
 

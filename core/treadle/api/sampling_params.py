@@ -57,7 +57,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     the output need not obey."""
     backend: str | None = None
     reasoning: str | None = None
-    """Reasoning parser of the reasoning that precedes the constrained output."""
+    """Reasoning parser of the reasoning that precedes the constrained output; ``""`` if it is a part of it."""
     may_open_reasoning: bool = True
     """Whether the model may begin that reasoning itself. If not, only the prompt can have begun it."""
 

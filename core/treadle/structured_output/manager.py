@@ -99,7 +99,7 @@ class StructuredOutputManager:
             sized = compiled.result()
             matcher = sized.grammar.matcher()
             is_reasoning = opener = None
-            if params.reasoning is not None:
+            if params.reasoning:
                 is_reasoning, opener = self._reasoning_gate(
                     params.reasoning, request.prompt_ids, params.may_open_reasoning
                 )

@@ -12,6 +12,7 @@ from treadle.api.parsers import Tool
 from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.errors import RequestError
 from treadle.text.parser_plugins import ParserPlugins
+from treadle.text.tool_choice import to_structured_outputs
 
 __all__ = ("constraint_with_calls",)
 
@@ -35,7 +36,7 @@ async def constraint_with_calls(
         if not any(tool.strict for tool in tools) or not parsers.plugins.keys("structured_output"):
             return None
         try:
-            calls = await parsers.forced_call(tools, "auto")
+            calls = to_structured_outputs(await parsers.forced_call(tools, "auto"))
         except RequestError as error:
             if error.param == "tools":  # a tool that cannot be called by its schema
                 raise
@@ -44,11 +45,14 @@ async def constraint_with_calls(
         return msgspec.structs.replace(calls, backend=backend) if is_free else None
     if answer.json is None and not answer.json_object:
         return answer
-    calls = await parsers.forced_call(tools, "required")
-    tag = {"type": "or", "elements": [_format(calls), _format(answer)]}
-    return msgspec.structs.replace(
-        answer, json=None, json_object=None, structural_tag={"format": tag}
-    )
+    spec = await parsers.forced_call(tools, "required")
+    forms = [_format(to_structured_outputs(spec)), _format(answer)]
+    if heads := spec.options.get("heads"):
+        pairs = zip(({"type": "grammar", "grammar": head} for head in heads), forms, strict=True)
+        forms = [{"type": "sequence", "elements": pair} for pair in pairs]
+        answer = msgspec.structs.replace(answer, reasoning="")
+    tag = {"format": {"type": "or", "elements": forms}}
+    return msgspec.structs.replace(answer, json=None, json_object=None, structural_tag=tag)
 
 
 def _format(constraint: StructuredOutputsParams) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from treadle.text.output_parser import OutputParser, merge_parts
 from treadle.text.prompts import Prompt
 from treadle.text.request_checks import check_json
 from treadle.text.special_tokens import SpecialTokenFilter
-from treadle.text.tool_choice import check_choice, parse_tools
+from treadle.text.tool_choice import check_choice, parse_tools, to_structured_outputs
 
 if TYPE_CHECKING:
     from treadle.text.input_processor import InputProcessor
@@ -157,7 +157,7 @@ class ChatProcessor:
                 )
             forced_call = await parser_plugins.forced_call(tools, choice)
             changes["structured_outputs"] = msgspec.structs.replace(
-                forced_call, backend=chat.structured_output_backend
+                to_structured_outputs(forced_call), backend=chat.structured_output_backend
             )
         tag_ids = await parser_plugins.special_tag_ids(
             tools=bool(tools), reasoning=chat.separate_reasoning

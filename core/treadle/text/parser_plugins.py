@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from treadle.api.kinds import REASONING_PARSERS, TOOL_PARSERS
 from treadle.api.parsers import SupportsSpecialTags, Tool
 from treadle.api.plugin_kind import PluginKind
-from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleError
 from treadle.known_plugins import DISTRIBUTIONS
 from treadle.loading.matching import NONE, decide
@@ -19,7 +18,6 @@ from treadle.processes.failure import strict_error
 from treadle.processes.watchdog import PluginThreads
 from treadle.text.output_parser import GuardedParser, OutputParser
 from treadle.text.special_tokens import SpecialTokenFilter
-from treadle.text.tool_choice import to_structured_outputs
 
 if TYPE_CHECKING:
     from treadle.api.files import Tokenizer
@@ -129,12 +127,12 @@ class ParserPlugins:
 
     async def forced_call(
         self, tools: Sequence[Tool], choice: str | Mapping[str, Any]
-    ) -> StructuredOutputsParams:
-        """Return the constraint that makes the model call a tool.
+    ) -> GrammarSpec:
+        """Return the grammar that makes the model call a tool.
 
         Raises ``RequestError`` if the parser has none.
         """
-        key, constraint = self.tool_call_parser or "", None
+        key, spec = self.tool_call_parser or "", None
 
         def grammar() -> GrammarSpec | None:
             parser: ToolParser = self.open(TOOL_PARSERS, key, tools=tools)[0]
@@ -142,16 +140,15 @@ class ParserPlugins:
 
         try:
             spec = await self.call(TOOL_PARSERS, key, "grammar_for_tool_choice", grammar)
-            constraint = None if spec is None else to_structured_outputs(spec)
         except PluginLoadError as error:
             log.warning("tool_call_parser=%s cannot force a call: %s", key, error, exc_info=error)
             self.on_failure(f"tool_call_parser={key}")
-        if constraint is None:
+        if spec is None:
             raise RequestError(
                 f"the tool parser {key} cannot force a call; send tool_choice auto",
                 param="tool_choice",
             )
-        return constraint
+        return spec
 
     @property
     def _tokenizer(self) -> Tokenizer:

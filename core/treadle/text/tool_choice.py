@@ -103,4 +103,4 @@ def to_structured_outputs(spec: GrammarSpec) -> StructuredOutputsParams:
     if spec.kind == "choice":
         return StructuredOutputsParams(choice=msgspec.json.decode(spec.source, type=list[str]))
     fields: dict[str, Any] = {FIELDS[spec.kind]: spec.source}
-    return StructuredOutputsParams(**fields)
+    return StructuredOutputsParams(**fields, reasoning=spec.options.get("reasoning"))

@@ -118,7 +118,7 @@ async def test_elements_of_strict_tools_are_enforced(key: str) -> None:
     strict = await constraint_with_calls(parse_tools([STRICT]), None, plugins, None)
     assert strict is not None and strict.grammar is not None
     forced = await plugins.forced_call(parse_tools([STRICT]), {"function": {"name": "get_weather"}})
-    (text,) = sample_texts(plugins.plugins, GrammarSpec("ebnf", forced.grammar or ""), 1)
+    (text,) = sample_texts(plugins.plugins, GrammarSpec("ebnf", forced.source), 1)
     assert "Paris" in text and accepts(plugins, strict.grammar, f"Now: {text} ok")
     assert not accepts(plugins, strict.grammar, f"Now: {text.replace('Paris', 'Rome')} ok")
     assert not accepts(plugins, strict.grammar, text.replace("get_weather", "other"))
@@ -240,6 +240,42 @@ async def test_calls_without_a_tag_of_their_own_obey(
 
     assert [text for text in obeying if not obeys(text)] == []
     assert [text for text in others if obeys(text)] == []
+
+
+FINAL = "\0<|channel|>final\0<|message|>"
+CALL = harmony("Paris").removesuffix("\0<|call|>")  # which ends the output
+
+
+async def test_messages_of_harmony_are_thoughts_then_calls_or_an_answer() -> None:
+    """The grammar reads the headers, so that a call that the model opens obeys its function."""
+    tokenizer: Any = ByteTokenizer(*HARMONY_TAGS)
+    keys = {"tool_call_parser": "harmony", "reasoning_parser": "harmony"}
+    plugins = ParserPlugins(PluginManager(), tokenizer, keys)
+    tools, form = parse_tools([STRICT, LOOSE]), StructuredOutputsParams(json=json.dumps(SCHEMA))
+    joined = await constraint_with_calls(tools, form, plugins, None)
+    strict = await constraint_with_calls(tools, None, plugins, None)
+    assert joined is not None and joined.reasoning == ""
+    assert strict is not None and strict.reasoning == ""
+    spec = GrammarSpec("structural_tag", json.dumps(joined.structural_tag))
+    for backend in ("llguidance", "outlines"):
+        compiler = plugins.plugins.create(
+            STRUCTURED_OUTPUT, backend, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size
+        )
+        grammar = compiler.compile(spec)
+
+        def obeys(text: str, grammar: Any = grammar) -> bool:
+            matcher = grammar.matcher()
+            return all(map(matcher.accept_token, ids_of(tokenizer, text))) and matcher.is_accepting
+
+        obeying = [f'{FINAL}{{"sum": 1}}', CALL, harmony("Paris") + "\0<|start|>assistant" + CALL]
+        others = ['{"sum": 1}', f'{FINAL}{{"sum": 3}}', f"{FINAL}hi", f"{FINAL}{CALL}",
+                  CALL.replace("Paris", "Rome"), CALL.replace('{"city": "Paris"}', '{"sum": 1}'),
+                  CALL.replace("get_weather", "nobody"), CALL.replace("get_weather", "other") + "x",
+                  '\0<|channel|>commentary\0<|message|>{"sum": 1}']  # fmt: skip
+        for thoughts in ("", ANALYSIS, ANALYSIS * 2):
+            assert [text for text in obeying if not obeys(thoughts + text)] == []
+            assert [text for text in others if obeys(thoughts + text)] == []
+        assert not obeys(ANALYSIS)
 
 
 async def test_tags_of_harmony_are_tokens() -> None:

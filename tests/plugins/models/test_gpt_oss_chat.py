@@ -89,6 +89,46 @@ def test_a_call_is_made_and_nothing_of_it_is_text(llm: LLM) -> None:
             assert "functions." not in (answer.content or "")
 
 
+@pytest.mark.parametrize("form", [{"enum": ["x"]}, None])
+@pytest.mark.parametrize(
+    "before", ["", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"]
+)
+def test_a_call_that_the_model_opens_obeys_its_function(llm: LLM, form: Any, before: str) -> None:
+    """Not the form of the answer, nor nothing at all: the header is a part of the grammar."""
+    header = f"{before}<|channel|>commentary to=functions.get_a <|constrain|>json<|message|>"
+    for i in range(4):
+        answer = ask(llm, header, form, i)
+        assert (answer.reasoning or "") == "hm" * bool(before)
+        (made,) = answer.tool_calls
+        assert made.name == "get_a" and made.arguments.startswith('{"a": ')
+        if answer.finish_reason == "tool_calls":
+            assert json.loads(made.arguments)["a"] in range(10) and not answer.content
+
+
+def test_an_answer_beside_tools_has_its_form(llm: LLM) -> None:
+    for before in ("", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"):
+        answer = ask(llm, f"{before}<|channel|>final<|message|>", {"enum": ["x"]}, 0)
+        assert answer.finish_reason == "stop" and answer.content == '"x"'
+        assert (answer.reasoning or "") == "hm" * bool(before) and not answer.tool_calls
+
+
+def ask(llm: LLM, begins: str, form: Any, seed: int) -> Any:
+    """Return the answer of a model that is made to begin so, and may call ``get_a``."""
+    tokenizer: Any = llm.get_tokenizer()
+    prompt: Any = llm._prepare_chat(USER, SamplingParams(), {"tools": [TOOL]}).prompt
+    forced = tokenizer.encode(begins, add_special_tokens=False)
+    budget = {"max_tokens": 0, "prompt_tokens": len(prompt.ids), "end": forced}
+    params = SamplingParams(
+        temperature=1.5,
+        seed=seed,
+        max_tokens=150,
+        structured_outputs=None if form is None else StructuredOutputsParams(json=form),
+        extra_args={"thinking_budget": budget},
+    )
+    (output,) = llm.chat(USER, params, tools=[TOOL], use_tqdm=False)
+    return output.outputs[0]
+
+
 def test_a_budget_counts_behind_the_header_of_a_thought(llm: LLM) -> None:
     """Whose tags do not end it, as they do in other messages."""
 

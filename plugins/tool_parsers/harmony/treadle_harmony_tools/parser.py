@@ -12,10 +12,11 @@ dropped. What is a thought, the reasoning parser ``harmony`` tells.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from treadle.api.types import GrammarSpec
+from treadle.api.types import GrammarSpec, Tool
 from treadle_parsing_kit.incremental_json import BLANKS
 from treadle_parsing_kit.json_calls import ArgumentsReader, is_name
 from treadle_parsing_kit.named_family import NamedFamilyParser, NamedFormat
@@ -87,16 +88,19 @@ class Harmony(NamedFamilyParser):
         return pos
 
     def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
-        return (
-            self._text_with_calls() if choice == "auto" else super().grammar_for_tool_choice(choice)
-        )
-
-    def _text_with_calls(self) -> GrammarSpec | None:
-        """Messages, of which those to functions are calls. ``None`` if the tags are not tokens."""
         tags = {tag: tag_rule(tag, self._tokenizer) for tag in self.special_tags}
-        tools = self.writable_tools("auto")
-        if not tools or not all(rule.startswith("<[") for rule in tags.values()):
-            return None
+        are_tokens = all(rule.startswith("<[") for rule in tags.values())
+        if choice == "auto":
+            tools = self.writable_tools(choice)
+            return self._text_with_calls(tools, tags) if tools and are_tokens else None
+        spec = super().grammar_for_tool_choice(choice)
+        if spec is None or not are_tokens:
+            return spec
+        answer = f'{tags[CHANNEL]} "final" {tags[MESSAGE]}'
+        return replace(spec, options={"heads": (_thoughts(tags, ""), _thoughts(tags, answer))})
+
+    def _text_with_calls(self, tools: Sequence[Tool], tags: Mapping[str, str]) -> GrammarSpec:
+        """Messages, of which those to functions are calls. Thoughts are among them."""
         lines = [
             "start: free_text ((call | tag) free_text)*",
             "free_text: FREE_TEXT",
@@ -109,4 +113,16 @@ class Harmony(NamedFamilyParser):
             arguments = arguments_rule(tool, "auto")
             lines.append(f"call_{i}: {head} arguments_{i} {tags['<|call|>']}")
             lines.append(f"arguments_{i}: {arguments}")
-        return GrammarSpec("ebnf", "\n".join(lines))
+        return GrammarSpec("ebnf", "\n".join(lines), {"reasoning": ""})
+
+
+def _thoughts(tags: Mapping[str, str], head: str) -> str:
+    """Return the grammar of thoughts, behind which the expression ``head`` follows."""
+    channel, message = tags[CHANNEL], tags[MESSAGE]
+    behind = f'{tags["<|end|>"]} {tags[START]} "assistant"'
+    lines = [
+        f"start: thought* {head}",
+        f'thought: {channel} "analysis" {message} TEXT {behind}',
+        f"TEXT: /{ANYWHERE}/",
+    ]
+    return "\n".join(lines)
