@@ -7,11 +7,16 @@ import re
 import warnings
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from treadle.api.structured_output import GrammarSpec
-from treadle_structured_output_kit.dialect import ascii_classes, normalize_patterns, without_anchors
+from treadle_structured_output_kit.dialect import (
+    ascii_classes,
+    normalize_patterns,
+    whole_text,
+    without_anchors,
+)
 from treadle_structured_output_kit.json_schema import disjoint, subschemas
 
 
@@ -74,6 +79,44 @@ def test_subschemas_are_found_and_data_is_not() -> None:
         "$.properties.not.items[0]",
         "$.properties.not.items[1]",
     ]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["a", "^a", "a$", "^a|b$", "a|^|b", "[$^]", r"^\$", r"a\\$", r"[\[&]a", "(a|b)c", "", "a.b", "^a\nb$",
+     r"\<a\>", "[(?=]"],
+)  # fmt: skip
+@given(text=st.text(alphabet="abc$^&[<>\\\n=", max_size=6))
+def test_a_whole_text_is_matched_where_the_pattern_is_found(pattern: str, text: str) -> None:
+    assume(not text.endswith("\n"))  # before which Python's $ matches too
+    known = pattern.replace(r"\<", "<").replace(r"\>", ">")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = re.search(known, text)
+        assert (re.fullmatch(whole_text(pattern), text) is not None) is (found is not None)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\ba",
+        r"a\B",
+        "(?=a)b",
+        "(?!a)b",
+        "(?<=a)b",
+        "(?<!a)b",
+        r"(a)\1",
+        "(^a)",
+        "a^",
+        "$a",
+        "[]",
+        "[^]",
+        r"\ca",
+    ],
+)
+def test_what_looks_around_itself_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError):
+        whole_text(pattern)
 
 
 @pytest.mark.parametrize(

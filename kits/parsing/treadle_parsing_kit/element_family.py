@@ -14,7 +14,6 @@ says. A call is handed on when it is complete.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,15 +22,16 @@ from typing import Any
 
 from treadle.api.types import GrammarSpec, Tokenizer, Tool
 from treadle.errors import RequestError
+from treadle_parsing_kit.argument_values import ArgumentSchemas, Unenforceable
 from treadle_parsing_kit.block_family import BlockFamilyParser
 from treadle_parsing_kit.json_calls import is_name
-from treadle_parsing_kit.tool_choice import ANYWHERE, arguments_schema, lark_string, pattern_of
+from treadle_parsing_kit.tool_choice import ANYWHERE, arguments_schema, pattern_of
+from treadle_parsing_kit.written_values import read_value
 
-__all__ = ("ElementFamilyParser", "ElementFormat", "argument_value")
+__all__ = ("ElementFamilyParser", "ElementFormat")
 
 ANY_KEY = r'/[^<>"\s]+/'
 """A Lark expression of the name of an argument."""
-TEXT_RULES = frozenset({"format", "maxLength", "minLength", "pattern"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,8 @@ class ElementFamilyParser(BlockFamilyParser):
         super().__init__(
             tokenizer, tools, wrappers=form.wrappers, begin=form.begin, closers=form.closers
         )
-        self._schemas = {tool.name: tool.parameters for tool in tools}
+        self._parameters = {tool.name: tool.parameters for tool in tools}
+        self._schemas: dict[str, ArgumentSchemas | None] = {}
         self._body: list[str] = []
         self._in_value = False
 
@@ -108,7 +109,7 @@ class ElementFamilyParser(BlockFamilyParser):
         match = self.format.name.match(body)
         if match is None or not is_name(match[1]):
             return None
-        schema, name = self._schemas.get(match[1], {}), match[1]
+        schema, name = self._schema(match[1]), match[1]
         arguments: dict[str, Any] = {}
         while match.end() < len(body):
             pos = match.end()
@@ -118,10 +119,17 @@ class ElementFamilyParser(BlockFamilyParser):
             value = match[2]
             if self.format.newlines:
                 value = value.removeprefix("\n").removesuffix("\n")
-            properties = schema.get("properties")
-            known = properties.get(match[1]) if isinstance(properties, Mapping) else None
-            arguments[match[1]] = argument_value(value, known)
+            arguments[match[1]] = read_value(value, schema.options(match[1]) if schema else [])
         return name, json.dumps(arguments, ensure_ascii=False)
+
+    def _schema(self, name: str) -> ArgumentSchemas | None:
+        """Return the schemas of a function's arguments, ``None`` if nothing is known of them."""
+        if name not in self._schemas:
+            try:
+                self._schemas[name] = ArgumentSchemas(self._parameters.get(name) or {})
+            except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+                self._schemas[name] = None
+        return self._schemas[name]
 
     def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
         form = self.format
@@ -133,35 +141,60 @@ class ElementFamilyParser(BlockFamilyParser):
                 head, tail = (self._rule(p, tool.name) for p in (form.head, form.tail))
                 yield f"call_{i}: {head} any_argument* {tail}"
                 return
-            schema = arguments_schema(tool)
-            properties = schema.get("properties") or {}
-            required = set(schema.get("required") or ())
-            shared: dict[str, Any] = {
-                key: schema[key] for key in ("$defs", "definitions") if key in schema
-            }
-            parts = [self._rule(form.head, tool.name)]
-            for j, key in enumerate(properties):
-                parts.append(f"argument_{i}_{j}{'' if key in required else '?'}")
-            yield f"call_{i}: {' '.join((*parts, self._rule(form.tail, tool.name)))}"
-            for j, (key, value) in enumerate(properties.items()):
-                if _takes_any_text(value):
-                    if tool.strict and (rules := TEXT_RULES & value.keys()):
-                        raise RequestError(
-                            f"{sorted(rules)[0]} of the argument {key[:64]!r} of the strict function "
-                            f"{tool.name[:64]!r} cannot be enforced in the format of this model's calls, which "
-                            "writes texts as they are; leave it out, or send strict false",
-                            param="tools",
-                        )
-                    yield f"argument_{i}_{j}: {self._argument(key, 'VALUE_TEXT')}"
-                    continue
-                yield f"argument_{i}_{j}: {self._argument(key, f'value_{i}_{j}')}"
-                yield f"value_{i}_{j}: {_value_rule(value, shared, strict=tool.strict)}"
+            arguments_schema(tool)  # refuses what is none
+            try:
+                yield from self._call_rules(i, tool)
+            except Unenforceable as error:
+                raise RequestError(
+                    f"{error} of the strict function {tool.name[:64]!r} cannot be enforced in the format of "
+                    "this model's calls, which writes texts as they are; leave it out, or send strict false",
+                    param="tools",
+                ) from None
+            except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+                raise RequestError(
+                    f"the parameters of the function {tool.name[:64]!r} are no JSON schema: a keyword has a "
+                    "value of another type than it may have",
+                    param="tools",
+                ) from error
 
         grammar = self.layout_grammar(choice, form.block, call)
         if grammar is None:
             return None
         lines = [grammar.source, f"any_argument: {self._argument(None, 'VALUE_TEXT')}"]
         return GrammarSpec("ebnf", "\n".join([*lines, f"VALUE_TEXT: {self._value_text()}"]))
+
+    def _call_rules(self, i: int, tool: Tool) -> Iterator[str]:
+        form, closes = self.format, self._closes_with_token()
+        schemas = ArgumentSchemas(tool.parameters, strict=tool.strict)
+        parts = [self._rule(form.head, tool.name)]
+        for j, key in enumerate(schemas.properties):
+            parts.append(f"argument_{i}_{j}{'' if key in schemas.required else '?'}")
+        yield f"call_{i}: {' '.join((*parts, self._rule(form.tail, tool.name)))}"
+        for j, key in enumerate(schemas.properties):
+            if tool.strict and not self._can_write(key):
+                raise Unenforceable(f"the name {key[:64]!r} of an argument")
+            try:
+                text, other = schemas.expressions(key, form.close)
+            except Unenforceable as error:
+                raise Unenforceable(f"{error} of the argument {key[:64]!r}") from None
+            text_rule, other_rule = f"text_{i}_{j}" * bool(text), f"value_{i}_{j}" * bool(other)
+            if other:
+                yield f"{other_rule}: {other}"
+            if text == f"/{ANYWHERE}/":
+                text_rule = "VALUE_TEXT"
+            elif text and closes:
+                text_rule = f"TEXT_{i}_{j}"
+                yield f"{text_rule}: {text}"
+            elif text:  # lazy: that nothing more may follow would be much to find out
+                yield f"{text_rule}[lazy]: CLOSED_{i}_{j}"
+                yield f"CLOSED_{i}_{j}: {text} /{pattern_of(self._closing)}/"
+            yield f"argument_{i}_{j}: {self._argument(key, text_rule, other_rule)}"
+
+    def _can_write(self, key: str) -> bool:
+        """Whether the name of an argument is read as it is written."""
+        written = "".join(self.format.argument).replace("{name}", key).replace("{value}", "")
+        match = self.format.parameter.fullmatch(written)
+        return match is not None and match[1] == key
 
     def _rule(self, pieces: Sequence[str], name: str | None) -> str:
         """Return a Lark expression of a layout; a name that is ``None`` may be any."""
@@ -170,64 +203,32 @@ class ElementFamilyParser(BlockFamilyParser):
         parts = [part for piece in pieces for part in re.split(r"(\{name\})", piece) if part]
         return " ".join(ANY_KEY if part == "{name}" else self.rule([part]) for part in parts)
 
-    def _argument(self, key: str | None, value: str) -> str:
+    def _argument(self, key: str | None, text: str, other: str = "") -> str:
+        """Return a Lark expression of an argument. ``text`` has the tag that closes it in it, if that is
+        no token, and ``other`` has not."""
         pieces = self.format.argument
         i = pieces.index("{value}")
         behind = pieces[i + 1 :]
-        if value == "VALUE_TEXT" and not self._closes_with_token():
-            behind = behind[1:]
-        return " ".join((self._rule(pieces[:i], key), value, self._rule(behind, key)))
+        options = [f"{other} {self._rule(behind, key)}"] if other else []
+        if text and not self._closes_with_token():
+            behind = (behind[0].removeprefix(self._closing), *behind[1:])
+        if text:
+            options.append(f"{text} {self._rule([piece for piece in behind if piece], key)}")
+        return f"{self._rule(pieces[:i], key)} ({' | '.join(options)})"
+
+    @property
+    def _closing(self) -> str:
+        """What stands behind a value up to the end of the tag that closes it."""
+        behind = self.format.argument[self.format.argument.index("{value}") + 1]
+        return behind.partition(self.format.close)[0] + self.format.close
 
     def _value_text(self) -> str:
         """Any text, with what closes it: where a lexer is greedy, it would never end by itself. A
         line break before that is a part of the text."""
         if self._closes_with_token():
             return f"/{ANYWHERE}/"
-        form = self.format
-        closing = form.argument[form.argument.index("{value}") + 1].lstrip("\n")
-        text = f"(/{ANYWHERE}/ & ~/{ANYWHERE}{pattern_of(form.close)}{ANYWHERE}/)"
-        return f"{text} /{pattern_of(closing)}/"
+        text = f"(/{ANYWHERE}/ & ~/{ANYWHERE}{pattern_of(self.format.close)}{ANYWHERE}/)"
+        return f"{text} /{pattern_of(self.format.close)}/"
 
     def _closes_with_token(self) -> bool:
         return self.rule([self.format.close]).startswith("<[")
-
-
-def argument_value(text: str, schema: Any) -> Any:
-    """Return the value that ``text`` means: itself where the schema takes texts only, else JSON or,
-    as models write it too, a literal of Python."""
-    if isinstance(schema, Mapping):
-        if schema.get("type") == "string":
-            return text
-        options = schema.get("enum")
-        if isinstance(options, list) and text in options:
-            return text
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-        json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        word = text.strip()
-        if word in ("True", "False", "None"):
-            return ast.literal_eval(word)
-        return text
-    return value
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _takes_any_text(schema: Any) -> bool:
-    is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
-    return is_text and not {"const", "enum"} & schema.keys()
-
-
-def _value_rule(schema: Any, shared: Mapping[str, Any], *, strict: bool) -> str:
-    """Return a Lark expression for a value."""
-    if isinstance(schema, Mapping):
-        options = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(options, list) and options:
-            texts = [o if isinstance(o, str) else json.dumps(o) for o in options]
-            return " | ".join(map(lark_string, texts))
-        layout = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-        return f"%json {json.dumps({**schema, **shared, 'x-guidance': {**layout, 'lenient': not strict}})}"
-    return "%json {}"

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from treadle.api.types import GrammarSpec
 from treadle_structured_output_kit.json_schema import subschemas
 
-__all__ = ("ascii_classes", "normalize_patterns", "without_anchors")
+__all__ = ("ascii_classes", "normalize_patterns", "whole_text", "without_anchors")
 
+CONTEXT = frozenset(f"\\{letter}" for letter in "bBkc0123456789")
+"""Escapes of what was found before, or of the place where it is."""
+LOOK_AROUND = re.compile(r"\(\?<?[=!]")
+EMPTY_SET = re.compile(r"(?<!\\)\[\^?\]")
+ANYTHING = "(?s:.*)"
 CLASSES = {"d": "0-9", "w": "A-Za-z0-9_"}
 
 
@@ -41,6 +47,32 @@ def without_anchors(pattern: str) -> str:
     ):
         return pattern  # or anchors that belong to one branch only
     return pattern[has_start : len(pattern) - has_end]
+
+
+def whole_text(pattern: str) -> str:
+    """The pattern of all texts in which ``pattern`` of a JSON schema is found, for libraries that match
+    whole texts. Raises ``ValueError`` for what such a library cannot tell: what stands around a place."""
+    branches, outline = [[""]], ""
+    for token, in_class, depth in _parts(ascii_classes(pattern, "dw")):
+        if token == "|" and not depth and not in_class:
+            branches.append([""])
+        elif in_class and token in ("[", "&", "~"):  # which would be sets of sets
+            branches[-1].append("\\" + token)
+        else:
+            branches[-1].append({"\n": r"\n", r"\<": "<", r"\>": ">"}.get(token, token))
+        outline += "x" if in_class else token[0]
+    found = []
+    for tokens in branches:
+        has_start, has_end = tokens[:2] == ["", "^"], tokens[-1] == "$"
+        body = "".join(tokens[2 if has_start else 0 : len(tokens) - has_end])
+        is_anchored = any(t in ("^", "$") and not in_class for t, in_class, _ in _parts(body))
+        if is_anchored or any(t in CONTEXT for t in tokens):
+            raise ValueError(pattern)
+        head, tail = ("" if is_there else ANYTHING for is_there in (has_start, has_end))
+        found.append(f"{head}(?:{body}){tail}")
+    if LOOK_AROUND.search(outline) or EMPTY_SET.search(pattern):
+        raise ValueError(pattern)
+    return "|".join(found)
 
 
 def ascii_classes(pattern: str, names: str) -> str:

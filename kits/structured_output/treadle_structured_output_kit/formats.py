@@ -7,7 +7,7 @@ from typing import Any
 
 from treadle_structured_output_kit.drafts import map_children
 
-__all__ = ("FORMATS", "PATTERNS", "UNKNOWN_TO_GRAMMARS", "dates_as_patterns")
+__all__ = ("FORMATS", "PATTERNS", "PLAIN_PATTERNS", "UNKNOWN_TO_GRAMMARS", "dates_as_patterns")
 
 FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "idn-email", "idn-hostname", "ipv4", "ipv6",
@@ -32,6 +32,34 @@ PATTERNS = {
     "relative-json-pointer": "^(?:0|[1-9][0-9]*)(?:#|(?:/(?:[^~/]|~[01])*)*)$",
 }
 """Formats that libraries of grammars do not know, or know less well: dates with 30 days in February."""
+
+OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+HOST = rf"{LABEL}(?:\.{LABEL})*"
+ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+H16 = "[0-9A-Fa-f]{1,4}"
+IPV6 = "|".join(
+    [f"(?:{H16}:){{7}}{H16}", f"(?:{H16}:){{1,7}}:", f":(?::{H16}){{1,7}}", "::"]
+    + [f"(?:{H16}:){{{i}}}(?::{H16}){{1,{7 - i}}}" for i in range(1, 7)]
+)
+DAYS, SECONDS = "[0-9]+D", "[0-9]+S"
+DAYS = f"(?:{DAYS}|[0-9]+M(?:{DAYS})?|[0-9]+Y(?:[0-9]+M(?:{DAYS})?)?)"
+HOURS = f"T(?:{SECONDS}|[0-9]+M(?:{SECONDS})?|[0-9]+H(?:[0-9]+M(?:{SECONDS})?)?)"
+CHAR = "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
+AUTHORITY = rf"//(?:[A-Za-z0-9._~!$&'()*+,;=:-]*@)?(?:{HOST}|\[(?:{IPV6})\])?(?::[0-9]*)?"
+PATH = f"(?:{AUTHORITY}(?:/{CHAR}*)*|/?{CHAR}+(?:/{CHAR}*)*)"
+PLAIN_PATTERNS = {
+    **PATTERNS,
+    "duration": f"^P(?:[0-9]+W|{DAYS}(?:{HOURS})?|{HOURS})$",
+    "email": f"^{ATOM}(?:\\.{ATOM})*@{HOST}$",
+    "hostname": f"^{HOST}$",
+    "ipv4": rf"^{OCTET}(?:\.{OCTET}){{3}}$",
+    "ipv6": f"^(?:{IPV6})$",
+    "time": f"^{TIME}$",
+    "uri": rf"^[A-Za-z][A-Za-z0-9+.-]*:{PATH}(?:\?(?:{CHAR}|[/?])*)?(?:#(?:{CHAR}|[/?])*)?$",
+    "uuid": "^[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$",
+}
+"""Formats of texts that no library reads, because they are not between quotes."""
 
 UNKNOWN_TO_GRAMMARS = ("json-pointer", "relative-json-pointer")
 

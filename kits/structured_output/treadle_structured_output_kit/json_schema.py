@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ("ASSERTIONS", "disjoint", "subschemas", "types_of")
+__all__ = ("ASSERTIONS", "disjoint", "resolve", "subschemas", "types_of")
 
 ASSERTIONS = frozenset(
     {
@@ -91,6 +91,22 @@ def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
             if isinstance(values, Mapping):
                 children += [(f"{path}.{keyword}.{name}", value) for name, value in values.items()]
         stack.extend(reversed(children))
+
+
+def resolve(root: Any, pointer: Any) -> Any:
+    """Return what a reference inside the document ``root`` names. Raises ``LookupError``."""
+    head, *names = str(pointer).split("/")
+    if head != "#":
+        raise LookupError(pointer)
+    found = root
+    for name in names:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, list | Mapping) or (
+            isinstance(found, list) and not name.isdecimal()
+        ):
+            raise LookupError(pointer)
+        found = found[int(name)] if isinstance(found, list) else found[name]
+    return found
 
 
 def types_of(schema: Any) -> frozenset[str] | None:

@@ -418,31 +418,6 @@ def test_what_is_no_schema_is_refused(key: str, parameters: Any) -> None:
     assert error.value.param == "tools"
 
 
-RULES: list[dict[str, Any]] = [
-    {"pattern": "^a$"},
-    {"maxLength": 2},
-    {"minLength": 2},
-    {"format": "date"},
-]
-
-
-@pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("key", ["qwen3_coder", "glm4_moe", "minimax_m2"])
-def test_formats_that_write_plain_texts_refuse_their_rules(key: str, rule: dict[str, Any]) -> None:
-    """Of strict functions: the grammar would let any text pass."""
-
-    def grammar(strict: bool) -> Any:
-        schema = {"type": "object", "properties": {"v": {"type": "string", **rule}}}
-        tools = [Tool("f", "", schema, strict=strict)]
-        tokenizer: Any = ByteTokenizer()
-        parser = PLUGINS.create(TOOL_PARSERS, key, tokenizer=tokenizer, tools=tools)
-        return parser.grammar_for_tool_choice("required")
-
-    with pytest.raises(RequestError, match=f"{next(iter(rule))} of the argument 'v'"):
-        grammar(True)
-    assert grammar(False)
-
-
 UNWRITABLE = {
     "deepseek_v3": "a b",
     "deepseek_v31": "a b",

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle_parsing_kit.tool_choice import lark_string
-from treadle_pythonic.merge import Unmergeable, merge
 from treadle_structured_output_kit.formats import dates_as_patterns
-from treadle_structured_output_kit.json_schema import ASSERTIONS, disjoint
+from treadle_structured_output_kit.json_schema import ASSERTIONS, disjoint, resolve
+from treadle_structured_output_kit.merge import Unmergeable, merge
 from treadle_structured_output_kit.plain_values import matches, unreadable
 
 __all__ = ("ANY_VALUE", "Unenforceable", "ValueRules")
@@ -198,18 +198,11 @@ class ValueRules:
         return self._references[pointer]
 
     def _resolve(self, pointer: Any) -> Any:
-        found: Any = self._root
         try:
-            head, *names = str(pointer).split("/")
-            if head != "#":
-                raise LookupError
-            for name in names:
-                name = name.replace("~1", "/").replace("~0", "~")
-                found = found[int(name)] if isinstance(found, list) else found[name]
-        except (LookupError, TypeError, ValueError):
+            return resolve(self._root, pointer)
+        except LookupError:
             self._give_up(f"$ref {str(pointer)[:64]!r}")
             return True
-        return found
 
     def _rule(self, body: str) -> str:
         """Return the name of a rule for ``body``, which several rules are made of."""

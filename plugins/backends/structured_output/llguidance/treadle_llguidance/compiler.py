@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from treadle.api.types import CompiledGrammar, GrammarMatcher, GrammarSpec, Tokenizer
 from treadle_llguidance.checked import CheckedGrammar, TokenTexts
-from treadle_llguidance.limits import unreachable_reason
 from treadle_structured_output_kit.dialect import normalize_patterns
 from treadle_structured_output_kit.equivalent import rewrite
 from treadle_structured_output_kit.formats import FORMATS
 from treadle_structured_output_kit.json_schema import subschemas
+from treadle_structured_output_kit.limits import unreachable_reason
 from treadle_structured_output_kit.llguidance import LLGuidanceCompiler, LLGuidanceMatcher
 from treadle_structured_output_kit.regex import choice_regex
 from treadle_structured_output_kit.structural_tag import parse_structural_tag, schemas_in
