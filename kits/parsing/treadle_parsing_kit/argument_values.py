@@ -25,14 +25,14 @@ from treadle_structured_output_kit.json_schema import (
 )
 from treadle_structured_output_kit.limits import unreachable_reason
 from treadle_structured_output_kit.merge import Unmergeable, merge
-from treadle_structured_output_kit.plain_values import matches, unreadable
+from treadle_structured_output_kit.plain_values import listed, unreadable
 
 __all__ = ("ArgumentSchemas", "Unenforceable")
 
-MAX_STEPS = 4_000
-"""Schemas that are read for one function, the properties of those that are merged counted too."""
+MAX_STEPS = 20_000
+"""Schemas that are read for one function, and the properties and listed values of those that are merged or are
+options of one argument."""
 MAX_DEPTH = 48
-MAX_OPTIONS = 64
 MAX_LEAST, MAX_MOST = 1_000, 30_000
 """Lengths of texts that llguidance counts beside the tag that closes them, with a large vocabulary."""
 PARTS = ("$ref", "allOf", "anyOf", "oneOf")
@@ -91,19 +91,19 @@ class ArgumentSchemas:
         options = self.options(name)
         values = list(map(values_of, options))
         pairs = list(zip(options, values, strict=True))
-        texts = [option for option, listed in pairs if listed is None and takes_text(option)]
-        has_text = texts or any(isinstance(v, str) for listed in values for v in listed or ())
-        if not has_text or not all(listed is not None or types_in(o) for o, listed in pairs):
+        texts = [option for option, found in pairs if found is None and takes_text(option)]
+        has_text = texts or any(isinstance(v, str) for found in values for v in found or ())
+        if not has_text or not all(found is not None or types_in(o) for o, found in pairs):
             return "", self._json(self.properties[name])
         words = [
             value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            for option, listed in pairs
-            for value in self._allowed(option, listed)
+            for option, found in pairs
+            for value in self._allowed(option, found)
         ]
         others = [
             {**option, "type": kind}
-            for option, listed in pairs
-            for kind in (types_in(option) if listed is None else ())
+            for option, found in pairs
+            for kind in (types_in(option) if found is None else ())
             if kind != "string"
         ]
         if texts:
@@ -166,27 +166,34 @@ class ArgumentSchemas:
 
     def _allowed(self, schema: Mapping[str, Any], values: list[Any] | None) -> list[Any]:
         """Return the listed values that the rest of their schema allows."""
-        if values and (name := unreadable(schema)) is not None:
+        if values is None:
+            return []
+        if (name := unreadable(schema)) is not None:
             self._give_up(f"{name} beside the values of an enum")
-            return values
-        return [value for value in values or () if matches(schema, value)]
+        return listed(schema)
 
     def _json(self, schema: Any) -> str:
         pointers = _pointers(schema)
-        for pointer in (*pointers, *(self._shared_pointers if pointers else ())):
-            if not str(pointer).startswith(NAMED):
-                self._give_up(f"$ref {str(pointer)[:64]!r}")
+        for pointer in {*map(str, pointers), *(self._shared_pointers if pointers else ())}:
+            if not pointer.startswith(NAMED):
+                self._give_up(f"$ref {pointer[:64]!r}")
             elif self._strict:
                 self._target({"$ref": pointer})
         if not isinstance(schema, Mapping):
             return "%json {}"
         layout = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-        guidance = {"x-guidance": {**layout, "lenient": not self._strict}}
-        return f"%json {json.dumps({**schema, **(self._shared if pointers else {}), **guidance})}"
+        own = {name: value for name, value in schema.items() if name not in self._shared}
+        own["x-guidance"] = {**layout, "lenient": not self._strict}
+        shared = f", {self._shared_text[1:]}" if pointers and self._shared else "}"
+        return f"%json {json.dumps(own)[:-1]}{shared}"
 
     @cached_property
-    def _shared_pointers(self) -> list[Any]:
-        return _pointers(self._shared)
+    def _shared_text(self) -> str:
+        return json.dumps(self._shared)
+
+    @cached_property
+    def _shared_pointers(self) -> frozenset[str]:
+        return frozenset(map(str, _pointers(self._shared)))
 
     def _whole_object(self) -> Mapping[str, Any]:
         """Return the schema of the whole without references and parts."""
@@ -219,8 +226,8 @@ class ArgumentSchemas:
         name = next((name for name in PARTS if name in schema), None)
         if name is None:
             return [schema]
-        self._steps += 1 if name == "$ref" else len(schema[name])
-        if depth > MAX_DEPTH or self._steps > MAX_STEPS:
+        self._count(1 if name == "$ref" else len(schema[name]))
+        if depth > MAX_DEPTH:
             raise Unenforceable("too many references and options")
         rest = {key: value for key, value in schema.items() if key != name}
         try:
@@ -231,20 +238,29 @@ class ArgumentSchemas:
                     rest = self._merge(rest, self._whole(part))
                 return self._flat(rest, depth + 1)
             options = [self._whole(option) for option in schema[name]]
-            if name == "oneOf" and not (len(options) <= MAX_OPTIONS and disjoint(options)):
-                raise Unenforceable("oneOf")
+            if name == "oneOf":  # each is compared with all others
+                self._count(len(options) * sum(map(_size, options)))
+                if not disjoint(options):
+                    raise Unenforceable("oneOf")
             if rest.keys() & ASSERTIONS:
                 options = [self._merge(rest, option) for option in options]
         except Unmergeable as error:
             raise Unenforceable(f"{name} with {error}") from error
-        return [leaf for option in options for leaf in self._flat(option, depth + 1)]
+        leaves: list[Mapping[str, Any]] = []
+        for option in options:
+            found = self._flat(option, depth + 1)
+            self._count(sum(map(_size, found)))
+            leaves += found
+        return leaves
 
     def _merge(self, left: Mapping[str, Any], right: Any) -> Any:
-        self._steps += len(left.get("properties") or ())
-        self._steps += len(right.get("properties") or ()) if isinstance(right, Mapping) else 0
+        self._count(_size(left) + _size(right))
+        return merge(left, right) if left.keys() & ASSERTIONS else right
+
+    def _count(self, steps: int) -> None:
+        self._steps += steps
         if self._steps > MAX_STEPS:
             raise Unenforceable("too many references and options")
-        return merge(left, right) if left.keys() & ASSERTIONS else right
 
     def _whole(self, part: Any) -> Any:
         is_reference = isinstance(part, Mapping) and part.keys() & ASSERTIONS == {"$ref"}
@@ -259,6 +275,12 @@ class ArgumentSchemas:
     def _give_up(self, name: str) -> None:
         if self._strict:
             raise Unenforceable(name)
+
+
+def _size(schema: Any) -> int:
+    """Return how much there is to read where a schema is merged, or is an option."""
+    parts = schema if isinstance(schema, Mapping) else {}
+    return 1 + sum(len(parts.get(name) or ()) for name in ("enum", "properties", "required"))
 
 
 def _pointers(schema: Any) -> list[Any]:

@@ -32,6 +32,8 @@ __all__ = ("ElementFamilyParser", "ElementFormat")
 
 ANY_KEY = r'/[^<>"\s]+/'
 """A Lark expression of the name of an argument."""
+MAX_CHARS = 1 << 20
+"""Of the rules of one function, in which what several arguments refer to stands several times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,8 @@ class ElementFamilyParser(BlockFamilyParser):
                     "this model's calls, which writes texts as they are; leave it out, or send strict false",
                     param="tools",
                 ) from None
+            except RequestError:
+                raise
             except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
                 raise RequestError(
                     f"the parameters of the function {tool.name[:64]!r} are no JSON schema: a keyword has a "
@@ -164,7 +168,7 @@ class ElementFamilyParser(BlockFamilyParser):
         return GrammarSpec("ebnf", "\n".join([*lines, f"VALUE_TEXT: {self._value_text()}"]))
 
     def _call_rules(self, i: int, tool: Tool) -> Iterator[str]:
-        form, closes = self.format, self._closes_with_token()
+        form, closes, num_chars = self.format, self._closes_with_token(), 0
         schemas = ArgumentSchemas(tool.parameters, strict=tool.strict)
         parts = [self._rule(form.head, tool.name)]
         for j, key in enumerate(schemas.properties):
@@ -177,6 +181,13 @@ class ElementFamilyParser(BlockFamilyParser):
                 text, other = schemas.expressions(key, form.close)
             except Unenforceable as error:
                 raise Unenforceable(f"{error} of the argument {key[:64]!r}") from None
+            num_chars += len(text) + len(other)
+            if num_chars > MAX_CHARS:
+                raise RequestError(
+                    f"the parameters of the function {tool.name[:64]!r} make a grammar of more than "
+                    f"{MAX_CHARS} characters; make them smaller",
+                    param="tools",
+                )
             text_rule, other_rule = f"text_{i}_{j}" * bool(text), f"value_{i}_{j}" * bool(other)
             if other:
                 yield f"{other_rule}: {other}"

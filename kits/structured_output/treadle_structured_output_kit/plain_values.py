@@ -8,7 +8,7 @@ from typing import Any
 
 from treadle_structured_output_kit.json_schema import ASSERTIONS
 
-__all__ = ("canonical", "matches", "unreadable")
+__all__ = ("canonical", "listed", "matches", "unreadable")
 
 LISTS = ("allOf", "anyOf")
 READ = frozenset({"const", "enum", "maximum", "minimum", "properties", "required", "type", *LISTS})
@@ -24,6 +24,17 @@ def unreadable(schema: Any) -> str | None:
     for name in LISTS:
         parts += schema.get(name, [])
     return next((reason for part in parts if (reason := unreadable(part)) is not None), None)
+
+
+def listed(schema: Mapping[str, Any]) -> list[Any]:
+    """The values that ``const`` or ``enum`` of a schema lists, as far as the rest of it allows them; of a
+    schema that is ``unreadable``, all that it lists."""
+    name = "const" if "const" in schema else "enum"
+    values = [schema[name]] if name == "const" else schema[name]
+    if unreadable(schema) is not None:
+        return list(values)
+    rest = {key: value for key, value in schema.items() if key != name}
+    return [value for value in values if matches(rest, value)]
 
 
 def matches(schema: Any, value: Any) -> bool:

@@ -235,3 +235,13 @@ def test_schemas_that_double_are_read_in_bounded_time() -> None:
         )
         assert parser.grammar_for_tool_choice("required") is not None
         assert read(parser, CALLS["qwen3_coder"] % "x") == "x"
+
+
+def test_a_grammar_that_would_be_huge_is_refused() -> None:
+    """Every argument has the list to which it refers in its own rule."""
+    properties = {f"p{i}": {"$ref": "#/$defs/list"} for i in range(1_000)}
+    root = {"properties": properties, "$defs": {"list": {"enum": [str(i) for i in range(1_000)]}}}
+    tools = [Tool("f", "", root)]
+    parser = PLUGINS.create(TOOL_PARSERS, "glm4_moe", tokenizer=ByteTokenizer(), tools=tools)
+    with pytest.raises(RequestError, match="a grammar of more than 1048576 characters"):
+        parser.grammar_for_tool_choice("required")

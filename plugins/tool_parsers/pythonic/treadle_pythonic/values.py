@@ -10,7 +10,7 @@ from treadle_parsing_kit.tool_choice import lark_string
 from treadle_structured_output_kit.formats import dates_as_patterns
 from treadle_structured_output_kit.json_schema import ASSERTIONS, disjoint, resolve
 from treadle_structured_output_kit.merge import Unmergeable, merge
-from treadle_structured_output_kit.plain_values import matches, unreadable
+from treadle_structured_output_kit.plain_values import listed, unreadable
 
 __all__ = ("ANY_VALUE", "Unenforceable", "ValueRules")
 
@@ -100,11 +100,9 @@ class ValueRules:
         return _any_of([self._typed(name, schema, depth) for name in names])
 
     def _listed(self, schema: Mapping[str, Any]) -> str:
-        values = [schema["const"]] if "const" in schema else schema["enum"]
         if (name := unreadable(schema)) is not None:
             self._give_up(f"{name} beside the values of an enum")
-        else:
-            values = [value for value in values if matches(schema, value)]
+        values = listed(schema)
         if not values:
             return self._give_up("an enum of which no value is allowed")
         return _any_of([part for value in values for part in _spellings(value)])
