@@ -143,7 +143,52 @@ async def test_a_grammar_or_tags_that_hang_hold_up_nobody(
             await healthy(server)
             num_healthy += not request.done()
         assert num_healthy
-        assert request.result().status_code == (400 if name == "grammar" else 200)
+        assert request.result().status_code == (500 if name == "grammar" else 200)
+        assert (await server.chat(tools=TOOLS)).status_code == 200
+
+
+async def test_a_grammar_that_hangs_is_named_and_left_alone(
+    plugins: PluginManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A call that was forced is refused, and so is one that was promised to be strict."""
+    strict = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    async with serving(
+        ScriptedEngine(["ok"], plugins=plugins), tool_call_parser="grammar"
+    ) as server:
+        for fields in ({"tools": TOOLS, "tool_choice": "required"}, {"tools": strict}) * 3:
+            response = await server.chat(**fields)
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (500, "plugin_failed")
+            assert error["message"].startswith("tool_parsers:grammar failed on this request")
+        threads = server.context.engine.parser_watchdog["tool_parsers:grammar"]
+        assert threads.num_stuck == MAX_STUCK_THREADS
+        assert (await server.chat()).json()["choices"][0]["message"]["content"] == "ok"
+    assert "grammar_for_tool_choice: TimeoutError: a call took longer than 0.5 s" in caplog.text
+    assert "TimeoutError: 4 threads are stuck in it" in caplog.text
+
+
+async def test_a_grammar_of_treadle_s_own_that_computes_for_long_holds_up_nobody(
+    plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client sends decides how long it takes, whose code it may be."""
+    released = threading.Event()
+
+    def compute(*_: Any) -> None:
+        while not released.is_set():
+            sum(range(1_000))
+
+    monkeypatch.setattr("treadle_hermes.parser.Hermes.grammar_for_tool_choice", compute)
+    async with serving(
+        ScriptedEngine(["ok"], plugins=plugins), tool_call_parser="hermes"
+    ) as server:
+        request = asyncio.create_task(server.chat(tools=TOOLS, tool_choice="required"))
+        num_healthy = 0
+        while not request.done():
+            await healthy(server)
+            num_healthy += not request.done()
+        released.set()
+        assert num_healthy and request.result().status_code == 500
+        assert "tool_parsers:hermes" in request.result().json()["error"]["message"]
         assert (await server.chat(tools=TOOLS)).status_code == 200
 
 

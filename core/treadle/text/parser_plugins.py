@@ -128,10 +128,8 @@ class ParserPlugins:
     async def forced_call(
         self, tools: Sequence[Tool], choice: str | Mapping[str, Any]
     ) -> GrammarSpec:
-        """Return the grammar that makes the model call a tool.
-
-        Raises ``RequestError`` if the parser has none.
-        """
+        """Return the grammar that makes the model call a tool. Raises ``RequestError`` if there is none,
+        and ``PluginError`` if the parser does not come back."""
         key, spec = self.tool_call_parser or "", None
 
         def grammar() -> GrammarSpec | None:
@@ -143,6 +141,8 @@ class ParserPlugins:
         except PluginLoadError as error:
             log.warning("tool_call_parser=%s cannot force a call: %s", key, error, exc_info=error)
             self.on_failure(f"tool_call_parser={key}")
+            if isinstance(error.__cause__, TimeoutError):
+                raise
         if spec is None:
             raise RequestError(
                 f"the tool parser {key} cannot force a call; send tool_choice auto",
@@ -206,13 +206,13 @@ class ParserPlugins:
         return self._special_ids[plugin]
 
     async def call(self, kind: PluginKind[Any], key: str, method: str, work: Callable[[], T]) -> T:
-        """Return what a parser says outside of an output, in a thread unless it is treadle's own.
+        """Return what a parser says outside of an output, in a thread unless it is quick, and treadle's own.
 
-        Raises ``RequestError``, and ``PluginLoadError`` for every failure, in strict mode
-        ``EngineError``.
+        Raises ``RequestError``, and ``PluginLoadError`` for every failure, in strict mode ``EngineError``.
         """
-        try:
-            if self.watchdog is None or self._is_inline(kind, key):
+        try:  # how long a grammar takes, the schemas of a client decide
+            is_quick = method != "grammar_for_tool_choice" and self._is_inline(kind, key)
+            if self.watchdog is None or is_quick:
                 return work()
             return await self.watchdog[f"{kind.name}:{key}"].submit(work)
         except TimeoutError as error:
