@@ -4,9 +4,9 @@
 
     python benchmarks/cpu.py benchmarks/shapes/llama-14m [--rounds 3] [--threads 1 2] [--kernels torch native int8]
 
-A setting is what computes (``torch``, the ``native`` kernels, or those on weights in ``int8``), a number of
-threads and, in torch, a way of waiting: ``asleep`` (``OMP_WAIT_POLICY=passive``),
-``chosen`` (what treadle sets here, now), a number of turns that libgomp spins, or ``spinning`` (as long as
+A setting is what computes (``torch``, the ``native`` kernels, those on weights in ``int8`` or ``int4``, or on a
+checkpoint of AWQ's: ``awq``, and ``awq-torch``), a number of threads and, in torch, a way of waiting:
+``asleep`` (``OMP_WAIT_POLICY=passive``), ``chosen`` (what treadle sets here, now), a number of turns that libgomp spins, or ``spinning`` (as long as
 the runtime likes). Each runs in a process of its own, and settings take turns, so that a
 machine that others use is unfair to all of them alike. Printed are medians over the rounds, ratios to the
 first setting, and how many cores other processes used: with more than a tenth of one, compare
@@ -30,11 +30,17 @@ WORKLOADS = {"decode": (1, 8, 64), "prefill": (1, 1024, 1), "offline": (16, 128,
 """Requests, tokens of each prompt, tokens of each answer."""
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 WAYS = ("asleep", "chosen", "spinning")
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 KERNELS: Mapping[str, dict[str, Any]] = {
     "torch": {"disable_plugin": ["kernel_ops:native"]},
     "native": {},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "awq": {"hf_overrides": {"quantization_config": AWQ}},
+    "awq-torch": {
+        "hf_overrides": {"quantization_config": AWQ},
+        "disable_plugin": ["kernel_ops:native"],
+    },
 }
 Row = dict[str, float]
 
@@ -119,7 +125,7 @@ def rounds(options: argparse.Namespace) -> Iterator[tuple[str, Row]]:
         for threads in options.threads:
             for kernels in options.kernels:
                 # The native kernels have threads of their own, which wait in one way.
-                waits = threads > 1 and kernels == "torch"
+                waits = threads > 1 and "torch" in kernels
                 for waiting in options.waiting if waits else ("chosen",):
                     command = [sys.executable, __file__, options.shape, "--child", str(threads)]
                     command += ["--repeats", str(options.repeats), "--kernels", kernels]

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from treadle.errors import ConfigError
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
-from treadle_layers_kit.int4 import PackedInt4
+from treadle_layers_kit.int4_packing import Int4Module, Int4Packing
 from treadle_layers_kit.packed_layout import INT8, WHOLE, codes_of_bytes
-from treadle_layers_kit.quantized import CpuInt4
 from treadle_layers_kit.weight import empty_weight
 
 __all__ = ("AffineLinear", "bytes_of_codes", "codes_of_bytes", "stored_bits")
@@ -26,18 +25,22 @@ class AffineLinear(DequantizedLinear):
 
     ``weight`` is uint8 ``[out, in · bits / 8]`` for 1, 2, 4 or 8 bits, the first code in the lowest bits.
     ``weight_scale`` and ``weight_zero`` are float32 ``[out, groups]``. ``group`` counts inputs; 0: all of
-    them. Four bits use the kernels of ``int4_linear`` and torch's operator where these take them.
+    them. Four bits use the kernels that ``Int4Packing`` has for them.
     """
 
     def __init__(self, bits: int, group: int, *, cuda: bool = False) -> None:
         self.bits, self.group, self.cuda = bits, group, cuda
         self.step = 0
-        self.int4: CpuInt4 | PackedInt4 | None = None
+        self.int4: Int4Module | None = None
 
     def register(self, module: nn.Module, out: int) -> None:
         size, total, per_byte = self.inputs.size, self.inputs.total, 8 // self.bits
         self.group = self.group or total
         self.check_groups(self.group)
+        self.packing = Int4Packing(
+            module, size, self.group, self.dtype, cuda=self.cuda,
+            misfit="" if self.bits == 4 else f"has weights in {self.bits} bits",
+        )  # fmt: skip
         if size % per_byte:
             raise ConfigError(
                 f"{self.prefix} has {size} input features on each rank; {self.bits} bits pack {per_byte} "
@@ -79,18 +82,15 @@ class AffineLinear(DequantizedLinear):
             )  # fmt: skip
 
     def _pack_int4(self, weight: Tensor, weight_scale: Tensor, weight_zero: Tensor) -> None:
-        inputs = self.inputs.size
-        if self.bits != 4 or inputs % self.step:
+        if self.bits != 4 or self.inputs.size % self.step:
             return
         scales, zeros = weight_scale.t().contiguous(), weight_zero.t().contiguous()
-        if self.cuda and _are_codes(zeros):  # the kernel's zero points have no fractions
-            self.int4 = PackedInt4.pack(
-                lambda begin, end: codes_of_bytes(weight[begin:end], 4).t().contiguous(),
-                scales, zeros, inputs, self.step, self.dtype,
-            )  # fmt: skip
-        elif weight.device.type == "cpu" and self.dtype is torch.bfloat16:
-            codes = codes_of_bytes(weight, 4).t().contiguous()
-            self.int4 = CpuInt4.pack(codes, scales, zeros, self.step, self.dtype)
+        if self.cuda and not _are_codes(zeros):  # the kernel's zero points have no fractions
+            return
+        self.int4 = self.packing.pack(
+            lambda begin, end: codes_of_bytes(weight[begin:end], 4).t().contiguous(),
+            scales, zeros, self.step,
+        )  # fmt: skip
 
     def dense(self, module: Any) -> Tensor:
         codes = codes_of_bytes(module.weight, self.bits).float()

@@ -80,5 +80,6 @@ class DecodeStep(Protocol):
     def __call__(self, model: nn.Module) -> DecodePlan | str:
         """Return the plan for a model whose weights are still empty, or why there is none.
 
-        A plan may keep linear layers from laying out their weights anew (``PlainLinear.packs``).
+        A plan may keep linear layers from laying out their weights anew (``PlainLinear.packs``), and have four-bit
+        weights laid out row by row (``Int4Packing.by_rows``).
         """

@@ -14,8 +14,8 @@ from treadle.errors import CheckpointError, ConfigError
 from treadle_awq.config import AwqConfig
 from treadle_awq.packing import dequantize, unpack
 from treadle_layers_kit import Shard, Sharded, empty_weight
-from treadle_layers_kit.int4 import PackedInt4
-from treadle_layers_kit.quantized import CpuInt4, is_layer_skipped
+from treadle_layers_kit.int4_packing import Int4Module, Int4Packing
+from treadle_layers_kit.quantized import is_layer_skipped
 from treadle_layers_kit.schemes import LinearScheme
 
 __all__ = ("AwqLinear", "AwqScheme", "frozen_parameter", "scale_dtype")
@@ -47,16 +47,15 @@ class AwqScheme(LinearScheme):
 class AwqLinear:
     """``x @ W.T + bias`` with ``W`` in four bits.
 
-    For 16-bit activations on a CUDA device the weight is brought into the layout that kernels for
-    ``int4_linear`` read, for bfloat16 on a CPU into that of torch's operator. Otherwise, and for groups
-    that are no multiple of 32, it stays as in the checkpoint and is dequantized for each call.
+    The weight is brought into the layout of whatever kernels there are for it (``Int4Packing``). Where there
+    are none, it stays as in the checkpoint and is dequantized for each call.
     """
 
     def __init__(self, group_size: int, cuda: bool = False) -> None:
         self.group = group_size
         self.first = 0
         self.cuda = cuda
-        self.int4: CpuInt4 | PackedInt4 | None = None
+        self.int4: Int4Module | None = None
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         inputs = module.inputs if isinstance(module, Sharded) else Shard.full(spec.in_features)
@@ -72,7 +71,8 @@ class AwqLinear:
                 f"{spec.prefix} has {uneven[0]} output features on each rank; AWQ packs 8 into one "
                 "word, so choose a smaller tensor_parallel_size"
             )
-        self.first, self.dtype = inputs.start, spec.dtype
+        self.first = inputs.start
+        self.packing = Int4Packing(module, spec.in_features, self.group, spec.dtype, cuda=self.cuda)
         self.register(module, spec, inputs)
 
     def register(self, module: nn.Module, spec: LinearSpec, inputs: Shard) -> None:
@@ -104,13 +104,9 @@ class AwqLinear:
         )
         self.group = group
         del module.qzeros, module.scales
-        if self.cuda:
-            self.int4 = PackedInt4.pack(
-                lambda begin, end: unpack(qweight[:, begin // 8 : -(-end // 8)]),
-                scales, zeros, inputs, group, self.dtype,
-            )  # fmt: skip
-        elif qweight.device.type == "cpu":
-            self.int4 = CpuInt4.pack(unpack(qweight), scales, zeros, group, self.dtype)
+        self.int4 = self.packing.pack(
+            lambda begin, end: unpack(qweight[:, begin // 8 : -(-end // 8)]), scales, zeros, group
+        )
         if self.int4 is not None:
             del module.qweight
             module.add_module("int4", self.int4)

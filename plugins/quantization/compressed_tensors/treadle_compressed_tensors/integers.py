@@ -17,9 +17,8 @@ from treadle.errors import CheckpointError, ConfigError
 from treadle_compressed_tensors.config import Weights
 from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
-from treadle_layers_kit.int4 import PackedInt4
+from treadle_layers_kit.int4_packing import Int4Module, Int4Packing
 from treadle_layers_kit.packed_layout import INT8, Levels
-from treadle_layers_kit.quantized import CpuInt4
 
 __all__ = ("IntLinear", "unpack")
 
@@ -28,18 +27,21 @@ SIGNED: Levels = tuple(float(code - 8) for code in range(16))
 
 
 class IntLinear(DequantizedLinear):
-    """``(code - zero) · scale``; four bits use the kernels of ``int4_linear`` where these take them."""
+    """``(code - zero) · scale``; four bits use the kernels that ``Int4Packing`` has for them."""
 
     def __init__(self, weights: Weights, *, cuda: bool = False) -> None:
         self.weights, self.cuda = weights, cuda
         self.bits = int(weights.kind.removeprefix("int"))
         self.step = 0
-        self.int4: CpuInt4 | PackedInt4 | None = None
+        self.int4: Int4Module | None = None
 
     def register(self, module: nn.Module, out: int) -> None:
         weights, inputs = self.weights, self.inputs
         self.group = weights.group_size if weights.strategy == "group" else inputs.total
         self.check_groups(self.group)
+        self.packing = Int4Packing(
+            module, inputs.size, self.group, self.dtype, cuda=self.cuda, misfit=self._row_misfit()
+        )
         per_word = 32 // self.bits
         if weights.packed:
             self._check_words(per_word)
@@ -70,6 +72,13 @@ class IntLinear(DequantizedLinear):
         else:
             zeros = empty_weight((out, groups), torch.int8, output_dim=0)
         module.register_parameter("weight_zero_point", zeros)
+
+    def _row_misfit(self) -> str:
+        if self.bits != 4:
+            return f"has weights in {self.bits} bits"
+        if not self.weights.packed:
+            return "has weights in four bits that are not packed"
+        return "has inputs in an order of its own (actorder)" if self.weights.act_order else ""
 
     def _check_words(self, per_word: int) -> None:
         sides = [("input", self.inputs.size, self.inputs.total)]
@@ -157,14 +166,10 @@ class IntLinear(DequantizedLinear):
         inputs = self.inputs.size
         offset = torch.full_like(scale, 8) if zeros is None else zeros + 8
         scales, offsets = scale.t().contiguous(), offset.t().contiguous()
-        if self.cuda:
-            self.int4 = PackedInt4.pack(
-                lambda begin, end: (unpack(packed[begin:end], 4)[:, :inputs] + 8).t().contiguous(),
-                scales, offsets, inputs, self.step, self.dtype,
-            )  # fmt: skip
-        elif packed.device.type == "cpu" and self.dtype is torch.bfloat16:
-            codes = (unpack(packed, 4)[:, :inputs] + 8).t().contiguous()
-            self.int4 = CpuInt4.pack(codes, scales, offsets, self.step, self.dtype)
+        self.int4 = self.packing.pack(
+            lambda begin, end: (unpack(packed[begin:end], 4)[:, :inputs] + 8).t().contiguous(),
+            scales, offsets, self.step,
+        )  # fmt: skip
 
     def dense(self, module: Any) -> Tensor:
         inputs = self.inputs.size

@@ -21,8 +21,7 @@ from treadle_gptq.packing import (
     unpack_outputs,
 )
 from treadle_layers_kit import Shard, Sharded, empty_weight
-from treadle_layers_kit.int4 import PackedInt4
-from treadle_layers_kit.quantized import CpuInt4
+from treadle_layers_kit.int4_packing import Int4Module, Int4Packing
 
 __all__ = ("SPARE_BIAS", "GptqLinear")
 
@@ -40,10 +39,9 @@ class GptqLinear:
     share of the inputs holds some rows of every group: it keeps all scales and, where no sorting
     makes groups of equal size, the group of each row.
 
-    Four bits for 16-bit activations on a CUDA device, in groups of a multiple of 32, are brought into
-    the layout that kernels for ``int4_linear`` read, for bfloat16 on a CPU into that of torch's
-    operator. Otherwise the weight stays as it is: few rows on a CUDA device go to a kernel of this
-    format, and else it is dequantized for each call.
+    Four bits are brought into the layout of whatever kernels there are for them (``Int4Packing``). Otherwise
+    the weight stays as it is: few rows on a CUDA device go to a kernel of this format, and else it is
+    dequantized for each call.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class GptqLinear:
         self.act_order = packing.act_order
         self.zero_offset, self.sym = zero_offset, sym
         self.gemm, self.cuda = gemm, cuda
-        self.int4: CpuInt4 | PackedInt4 | None = None
+        self.int4: Int4Module | None = None
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         inputs = module.inputs if isinstance(module, Sharded) else Shard.full(spec.in_features)
@@ -76,7 +74,13 @@ class GptqLinear:
                 )
         if self.group == -1:
             self.group = inputs.total
-        self.prefix, self.first, self.dtype = spec.prefix, inputs.start, spec.dtype
+        self.prefix, self.first = spec.prefix, inputs.start
+        misfit = "has inputs in an order of its own (desc_act)" if self.act_order else ""
+        if self.bits != 4:
+            misfit = f"has weights in {self.bits} bits"
+        self.packing = Int4Packing(
+            module, spec.in_features, self.group, spec.dtype, cuda=self.cuda, misfit=misfit
+        )
         out, groups = sum(spec.out_features), -(-inputs.total // self.group)
         shape = (int(spec.in_features / block), out)
         packed = empty_weight(shape, torch.int32, output_dim=1, input_dim=0, input_block=block)
@@ -176,7 +180,10 @@ class GptqLinear:
     ) -> None:
         # Parameters, so that they count where the weights are counted.
         if self.bits == 4 and not hasattr(module, "index"):
-            self.int4 = self._pack_int4(qweight, scales, zeros)
+            self.int4 = self.packing.pack(
+                lambda begin, end: unpack_inputs(qweight[:, begin:end], 4),
+                scales, zeros, self.group, in_order=not hasattr(module, "order"),
+            )  # fmt: skip
         if self.int4 is not None:
             module.add_module("int4", self.int4)
             return
@@ -185,18 +192,6 @@ class GptqLinear:
         module.register_parameter("qweight", nn.Parameter(qweight, requires_grad=False))
         module.register_parameter("scales", nn.Parameter(scales, requires_grad=False))
         module.register_parameter("zeros", nn.Parameter(zeros, requires_grad=False))
-
-    def _pack_int4(
-        self, qweight: Tensor, scales: Tensor, zeros: Tensor
-    ) -> CpuInt4 | PackedInt4 | None:
-        if self.cuda:
-            return PackedInt4.pack(
-                lambda begin, end: unpack_inputs(qweight[:, begin:end], 4),
-                scales, zeros, len(qweight) * 8, self.group, self.dtype,
-            )  # fmt: skip
-        if qweight.device.type != "cpu" or self.dtype is not torch.bfloat16:
-            return None
-        return CpuInt4.pack(unpack_inputs(qweight, 4), scales, zeros, self.group, self.dtype)
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         order, index = getattr(module, "order", None), getattr(module, "index", None)

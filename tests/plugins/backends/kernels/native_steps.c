@@ -27,10 +27,15 @@ static void *numbers(int64_t n, int64_t format) {
     return memory;
 }
 
-static tn_linear linear(int64_t n, int64_t k, int64_t format) {
-    if (format == TN_INT4 && k % 128 != 0) format = TN_INT8; /* as --quantization int4 does */
-    tn_linear l = {numbers(n * k, format), numbers(n, TN_F32), NULL, NULL, n, k, format, 64};
-    if (format == TN_INT4) l.scales = numbers(n * k / 64, TN_F32), l.sums = numbers(n, TN_F32);
+enum { ZERO_POINTS = TN_INT4 + 1 }; /* TN_INT4 with offsets, in larger groups */
+
+static tn_linear linear(int64_t n, int64_t k, int64_t kind) {
+    int64_t format = kind == ZERO_POINTS ? TN_INT4 : kind;
+    /* As --quantization int4 does, and as checkpoints do that leave layers in full precision. */
+    if (format == TN_INT4 && k % 128 != 0) format = kind == ZERO_POINTS ? TN_BF16 : TN_INT8;
+    tn_linear l = {.weight = numbers(n * k, format), .bias = numbers(n, TN_F32), .n = n, .k = k, .format = format, .group = kind == ZERO_POINTS ? 128 : 64};
+    if (format == TN_INT4) l.scales = numbers(n * k / l.group, TN_F32), l.sums = numbers(n, TN_F32);
+    if (format == TN_INT4 && kind == ZERO_POINTS) l.offsets = numbers(n * k / l.group, TN_F32);
     if (format != TN_INT8) return l;
     float *scales = malloc((size_t)n * 4);
     int32_t *sums = calloc((size_t)n, 4);
@@ -42,7 +47,7 @@ static tn_linear linear(int64_t n, int64_t k, int64_t format) {
     return l;
 }
 
-static void drop(tn_linear *l) { free((void *)l->weight), free((void *)l->bias), free((void *)l->scales), free((void *)l->sums); }
+static void drop(tn_linear *l) { free((void *)l->weight), free((void *)l->bias), free((void *)l->scales), free((void *)l->offsets), free((void *)l->sums); }
 
 static int run(int64_t isa, int64_t format, int64_t threads, int64_t page_size, int64_t window, int32_t prompt) {
     const int64_t real = format == TN_F32 ? TN_F32 : TN_BF16, columns = (MAX_LEN + page_size - 1) / page_size, pages = SLOTS * columns + 1;
@@ -90,7 +95,7 @@ int main(int number, char **arguments) {
     const int32_t prompt = number > 1 ? atoi(arguments[1]) : 650;
     int bad = 0;
     for (int64_t isa = TN_GENERIC; isa <= tn_best_isa(); isa++)
-        for (int64_t format = TN_F32; format <= TN_INT4; format++) {
+        for (int64_t format = TN_F32; format <= ZERO_POINTS; format++) {
             bad |= run(isa, format, 1, 16, 40, prompt);
             bad |= run(isa, format, 3, isa == TN_GENERIC ? 5 : 32, 300, prompt);
         }

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 from treadle_kernels_native import library, treadle_quantization
-from treadle_kernels_native.int4 import dequantize as dequantize_int4
 from treadle_kernels_native.int4 import quantize as quantize_int4
 from treadle_kernels_native.int4 import scaled_sums
 from treadle_kernels_native.structs import Format, InstructionSet, Linear, Model
@@ -28,6 +27,7 @@ from treadle.engine.core import EngineCore
 from treadle.errors import ConfigError, PluginLoadError, UnsupportedModelError
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
+from treadle_layers_kit.row_int4 import RowInt4, unpack_rows
 
 # Where there is a compiler, a library that was not built is a failure of the build hook.
 if library.missing_reason() is not None and shutil.which("cc") is None:
@@ -75,13 +75,19 @@ def engine(request: pytest.FixtureRequest) -> Iterator[tuple[InstructionSet, int
 
 
 def product(
-    handle: int, x: Tensor, weight: Tensor, form: Format, *rest: Tensor | None, group: int = 0
+    handle: int,
+    x: Tensor,
+    weight: Tensor,
+    form: Format,
+    bias: Tensor | None = None,
+    *,
+    group: int = 0,
+    **others: Tensor | None,
 ) -> Tensor:
-    bias, scales, sums = (
-        None if t is None else t.data_ptr() for t in (*rest, None, None, None)[:3]
-    )
+    pointers = {name: None if t is None else t.data_ptr() for name, t in others.items()}
     n, k = len(weight), x.shape[1]
-    linear = Linear(weight.data_ptr(), bias, scales, sums, n, k, form, group)
+    linear = Linear(weight=weight.data_ptr(), n=n, k=k, format=form, group=group, **pointers)
+    linear.bias = None if bias is None else bias.data_ptr()
     y = torch.full((len(x), n), torch.nan)
     LIBRARY.tn_linear_test(handle, ctypes.byref(linear), x.data_ptr(), len(x), y.data_ptr())
     return y
@@ -114,42 +120,49 @@ def test_linear_layers_equal_torch(engine: tuple[InstructionSet, int], n: int, k
             )
             steps = x.abs().amax(1, keepdim=True) / 127
             quantized = (x / steps).round().double() @ codes.double().T * scales * steps + added
-            y = product(handle, x, codes, Format.INT8, b, scales, codes.sum(1, dtype=torch.int32))
+            sums = codes.sum(1, dtype=torch.int32)
+            y = product(handle, x, codes, Format.INT8, b, scales=scales, sums=sums)
             # A product that lies between two codes may be rounded either way: one code of one input.
             slack = float(steps.max() * scales.max() * 127)
             torch.testing.assert_close(y, quantized.float(), atol=slack, rtol=0)
 
 
+@pytest.mark.parametrize("offsets", [False, True], ids=["symmetric", "zero points"])
 @pytest.mark.parametrize(("n", "k"), [(1, 128), (49, 384), (100, 512)])
-def test_four_bits_equal_torch(engine: tuple[InstructionSet, int], n: int, k: int) -> None:
-    """Groups of two sizes, rows and columns that no block of registers divides, signs of both kinds.
+def test_four_bits_equal_torch(
+    engine: tuple[InstructionSet, int], n: int, k: int, offsets: bool
+) -> None:
+    """Groups of several sizes, rows and columns that no block of registers divides, signs of both kinds.
 
     Few rows are rounded to eight bits. For more the weights are unpacked, and rounded to bfloat16.
     """
     isa, handle = engine
     torch.manual_seed(n + k)
-    codes, scales = quantize_int4(torch.randn(n, k))
-    weight = dequantize_int4(codes, scales, torch.float64)
-    bias, sums = torch.randn(n), scaled_sums(codes, scales)
-    wide = scales[:, ::2].contiguous()  # one scale for two groups
-    for m in (1, 3, 4, 5, 16, 24, 50, 130):
-        x = torch.randn(m, k)
-        steps = x.abs().amax(1, keepdim=True) / 127
-        rounded = (x / steps).round().double() * steps
-        slack = float(steps.max() * scales.abs().max() * 8)
-        tiles = isa >= InstructionSet.AMX and n >= 32
-        if m >= (8 if tiles else 24 if isa == InstructionSet.AVX512 else 1000):
-            rounded = x.bfloat16().double() if tiles else x.double()
-            weight, slack = weight.bfloat16().double(), 1e-4
-        y = product(handle, x, codes, Format.INT4, bias, scales, sums, group=64)
-        torch.testing.assert_close(y, (rounded @ weight.T + bias).float(), atol=slack, rtol=0)
-        if k % 128 == 0:
-            each = wide.repeat_interleave(2, 1)
-            other = dequantize_int4(codes, each, torch.float64)
-            expected = rounded @ (other.bfloat16().double() if slack == 1e-4 else other).T
-            total = scaled_sums(codes, each)
-            y = product(handle, x, codes, Format.INT4, None, wide, total, group=128)
-            torch.testing.assert_close(y, expected.float(), atol=slack, rtol=0)
+    bias = torch.randn(n)
+    for group in (64, 128, k):
+        codes, _ = quantize_int4(torch.randn(n, k))
+        scales = torch.randn(n, k // group).half().float()
+        zeros = torch.randint(-8, 9, scales.shape) * scales if offsets else None
+        exact = unpack_rows(codes).double() * scales.repeat_interleave(group, 1)
+        if zeros is not None:
+            exact += zeros.repeat_interleave(group, 1)
+        sums = scaled_sums(codes, scales)
+        others = {"scales": scales, "offsets": zeros, "sums": sums}
+        for m in (1, 3, 4, 5, 16, 24, 50, 130):
+            x = torch.randn(m, k)
+            tiles = isa >= InstructionSet.AMX and n >= 32
+            if m >= (8 if tiles else 24 if isa == InstructionSet.AVX512 else 1000):
+                rounded = x.bfloat16().double() if tiles else x.double()
+                weight, slack = exact.bfloat16().double(), 1e-3
+            else:
+                steps = x.abs().amax(1, keepdim=True) / 127
+                rounded, weight = (x / steps).round().double() * steps, exact
+                # One code of one input, which may be rounded either way; and what float32 loses of sums.
+                slack = float(steps.max() * exact.abs().max()) + 1e-3
+            for b in (bias, None):
+                y = product(handle, x, codes, Format.INT4, b, group=group, **others)
+                expected = rounded @ weight.T + (0 if b is None else b)
+                torch.testing.assert_close(y, expected.float(), atol=slack, rtol=0)
 
 
 def test_four_bits_are_near_and_zeros_stay_zero() -> None:
@@ -158,7 +171,7 @@ def test_four_bits_are_near_and_zeros_stay_zero() -> None:
     weight[5] = 0
     codes, scales = quantize_int4(weight)
     assert (codes.dtype, codes.shape, scales.shape) == (torch.uint8, (300, 64), (300, 2))
-    restored = dequantize_int4(codes, scales, torch.float32)
+    restored = RowInt4(codes, scales).dense(torch.float32)
     assert not restored[5].any()
     # Half a step, a whole one where the largest of the other sign has no code of its own.
     steps = scales.abs().repeat_interleave(64, 1)

@@ -23,15 +23,9 @@ LIBRARY = library.load_library()
 BEST = library.best_instruction_set(LIBRARY)
 DOT = (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64)
 DOT_INT4 = (
-    c_void_p,
-    c_int64,
-    c_int64,
-    c_void_p,
-    c_int64,
-    c_void_p,
-    *(c_int64,) * 3,
-    c_void_p,
-    c_int64,
+    *(c_void_p, c_int64, c_int64, c_void_p),  # x, its sums
+    *(c_void_p, c_int64, c_void_p, c_void_p),  # codes, scales, offsets
+    *(c_int64, c_int64, c_int64, c_void_p, c_int64),
 )
 MIX = (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p)
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -40,7 +34,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dot_bf16": (None, DOT),
     "dot_int8": (None, DOT),
     "dot_int4": (None, DOT_INT4),
-    "unpack_int4": (None, (c_void_p, c_void_p, c_int64, c_int64, c_void_p)),
+    "unpack_int4": (None, (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p)),
     "mix_f32": (None, MIX),
     "mix_bf16": (None, MIX),
     "scale_max": (c_float, (c_void_p, c_int64, c_float)),
@@ -110,9 +104,14 @@ def test_products_of_rows(loops: Any, k: int) -> None:
             assert torch.all(y[:, n:] == -7)
 
 
-@pytest.mark.parametrize(("k", "group"), [(128, 64), (384, 64), (512, 128), (384, 192), (768, 384)])
+@pytest.mark.parametrize(
+    ("k", "group"), [(128, 64), (384, 64), (512, 128), (384, 192), (768, 384), (1152, 64)]
+)
 def test_products_of_four_bits(loops: Any, k: int, group: int) -> None:
-    """Whole numbers times scales that are powers of two: exact, whatever the order of sums."""
+    """Whole numbers times scales that are powers of two: exact, whatever the order of sums.
+
+    Offsets, which are whole numbers of scales, count once for each of the numbers that bytes stand for.
+    """
     for m, n in ((1, 1), (1, 9), (2, 8), (5, 3), (8, 4), (7, 13)):
         x = torch.randint(0, 256, (m, k + 32), dtype=torch.uint8)[:, :k]
         codes = torch.randint(0, 256, (n, k // 2 + 32), dtype=torch.uint8)
@@ -120,15 +119,25 @@ def test_products_of_four_bits(loops: Any, k: int, group: int) -> None:
         pairs = codes.view(torch.int8)[:, : k // 2].unflatten(1, (-1, 64))
         numbers = torch.cat([pairs << 4 >> 4, pairs >> 4], 2).flatten(1).double()
         weight = numbers * scales.double().repeat_interleave(group, 1)
-        y = torch.full((m, n + 3), -7.0)
-        loops.dot_int4(x, x.stride(0), m, codes, k + 64, scales, group, n, k, y, n + 3)
-        near(y[:, :n], x.double() @ weight.T, 0)
-        assert torch.all(y[:, n:] == -7)
-        row = torch.full((k + 32,), -7.0, dtype=torch.bfloat16)
-        scale = torch.randn(k // group)
-        loops.unpack_int4(codes, scale, group, k, row)
-        expected = numbers[0].float() * scale.repeat_interleave(group)
-        assert torch.equal(row[:k], expected.bfloat16()) and torch.all(row[k:] == -7)
+        offsets = scales * torch.randint(-8, 9, scales.shape)
+        sums = (x.float() - 128).unflatten(1, (-1, group)).sum(2)
+        added = sums.double() @ offsets.double().T
+        for others in (None, offsets):
+            y = torch.full((m, n + 3), -7.0)
+            loops.dot_int4(
+                x, x.stride(0), m, sums, codes, k + 64, scales, others, group, n, k, y, n + 3
+            )
+            near(y[:, :n], x.double() @ weight.T + (0 if others is None else added), 0)
+            assert torch.all(y[:, n:] == -7)
+        # As in checkpoints: scales in half precision, of which multiples are exact.
+        scale, zeros = torch.randn(k // group).half().float(), torch.randint(-8, 9, (k // group,))
+        for zero in (torch.zeros_like(zeros), zeros):
+            row = torch.full((k + 32,), -7.0, dtype=torch.bfloat16)
+            loops.unpack_int4(codes, scale, zero * scale if zero.any() else None, group, k, row)
+            expected = (numbers[0].float() + zero.repeat_interleave(group)) * (
+                scale.repeat_interleave(group)
+            )
+            assert torch.equal(row[:k], expected.bfloat16()) and torch.all(row[k:] == -7)
 
 
 @pytest.mark.parametrize("d", [32, 64, 96, 128, 256])

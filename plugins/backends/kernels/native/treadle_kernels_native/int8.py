@@ -46,7 +46,7 @@ def row_sums(codes: Tensor) -> Tensor:
 
 
 class RoundedLinear(ABC):
-    """A ``LinearMethod`` that replaces the checkpoint's weight by codes, ``weight``, and ``weight_scale``."""
+    """A ``LinearMethod`` that replaces the checkpoint's weight by codes and scales."""
 
     treadle_unguarded = True  # whoever runs its module knows it by its class
 
@@ -57,8 +57,8 @@ class RoundedLinear(ABC):
         module.register_parameter("weight", weight)
 
     @abstractmethod
-    def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return codes and scales."""
+    def replace(self, module: nn.Module, weight: Tensor) -> None:
+        """Give the module what stands in the place of its weight, which it has no longer."""
 
     @abstractmethod
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -67,18 +67,18 @@ class RoundedLinear(ABC):
     def process_weights_after_loading(self, module: nn.Module) -> None:
         """Replace the weight, a matrix at a time."""
         weight = module.get_parameter("weight")
-        codes, scales = self.quantize(weight.data)
+        del module.weight
+        self.replace(module, weight.data)
         if is_mapped(weight):
             release_pages(weight)
-        module.weight = nn.Parameter(codes, requires_grad=False)
-        module.register_parameter("weight_scale", nn.Parameter(scales, requires_grad=False))
 
 
 class Int8Linear(RoundedLinear):
     """Its module has ``weight`` int8 ``[out, in]`` and ``weight_scale`` ``[out]``."""
 
-    def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return quantize(weight)
+    def replace(self, module: nn.Module, weight: Tensor) -> None:
+        for name, data in zip(("weight", "weight_scale"), quantize(weight), strict=True):
+            module.register_parameter(name, nn.Parameter(data, requires_grad=False))
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         weight = module.weight.to(x.dtype) * module.weight_scale[:, None].to(x.dtype)

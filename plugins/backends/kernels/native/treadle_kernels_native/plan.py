@@ -36,8 +36,10 @@ from treadle_layers_kit import (
     ops,
 )
 from treadle_layers_kit.decode_step import DecoderFacts
+from treadle_layers_kit.int4_packing import Int4Packing
 from treadle_layers_kit.linear_norms import has_default_forward
 from treadle_layers_kit.mapping import allow_mapping
+from treadle_layers_kit.row_int4 import RowInt4
 
 __all__ = ("NativePlan", "plan")
 
@@ -59,10 +61,13 @@ def plan(model: nn.Module, *, isa: str, pin: bool) -> NativePlan | str:
     if reason is not None:
         return reason
     for module in model.modules():
+        packing = Int4Packing.of(module)
+        if packing is not None:
+            packing.by_rows = True
+        elif isinstance(module, (Linear, Embedding)):
+            allow_mapping([module.get_parameter("weight")])
         if isinstance(module, Linear) and isinstance(module.method, PlainLinear):
             module.method.packs = False  # the library reads weights as they are
-        if isinstance(module, (Linear, Embedding)):
-            allow_mapping([module.get_parameter("weight")])
     return NativePlan(library, model, instruction_set, pin)
 
 
@@ -84,6 +89,11 @@ class NativePlan:
         replaced = next(_replaced(self._model), None)
         if replaced is not None:
             raise UnsupportedModelError(f"another plugin has a kernel for {replaced} of this model")
+        permuted = next(_permuted(self._model), None)
+        if permuted is not None:
+            raise UnsupportedModelError(
+                f"{permuted} has inputs in an order of its own, of which quantization_config says nothing"
+            )
         others = sorted(set(facts.attention) - {"sdpa"})
         if others:
             raise UnsupportedModelError(f"attention backend {others[0]} was chosen, not sdpa")
@@ -113,6 +123,13 @@ def _replaced(model: nn.Module) -> Iterator[str]:
             method = module.method
             if isinstance(method, PlainLinear) and method.op is not F.linear:
                 yield "linear"
+
+
+def _permuted(model: nn.Module) -> Iterator[str]:
+    """Yield the layers whose weight did not become what the plan asked for: only the checkpoint tells."""
+    for name, module in model.named_modules():
+        if Int4Packing.of(module) and not isinstance(module._modules.get("int4"), RowInt4):
+            yield name
 
 
 def _misfits(model: Any) -> Iterator[str]:
@@ -195,8 +212,12 @@ def _linear_reasons(name: str, linear: Any, base: type[Linear]) -> Iterator[str]
     if not has_default_forward(linear, base):
         yield f"{name} is {type(linear).__name__}, which computes in its own way"
         return
-    method = linear.method
-    if isinstance(method, RoundedLinear):
+    method, packing = linear.method, Int4Packing.of(linear)
+    if packing is not None:
+        misfit = "is quantized" if isinstance(linear, LMHead) else packing.row_misfit()
+        if misfit:
+            yield f"{name} {misfit}"
+    elif isinstance(method, RoundedLinear):
         if not isinstance(linear, LMHead) and linear.inputs.size % 32 == 0:
             return
     elif not isinstance(method, PlainLinear) or method.op is not F.linear:

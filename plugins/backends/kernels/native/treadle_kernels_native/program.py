@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treadle.errors import EngineError
-from treadle_kernels_native.int4 import GROUP, scaled_sums
+from treadle_kernels_native.int4 import scaled_sums
 from treadle_kernels_native.int8 import quantize, row_sums
 from treadle_kernels_native.structs import (
     MAX_TABLES,
@@ -26,6 +26,7 @@ from treadle_kernels_native.structs import (
 )
 from treadle_layers_kit.decode_step import DecoderFacts
 from treadle_layers_kit.mapping import is_mapped, release_pages
+from treadle_layers_kit.row_int4 import RowInt4
 
 __all__ = ("NativeProgram",)
 
@@ -177,58 +178,56 @@ class NativeProgram:
         return None if linear.bias is None else linear.bias.detach().float().contiguous()
 
     def _int8(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Linear:
-        return self._coded(codes, scales, row_sums(codes), bias, codes.shape[1], Format.INT8)
-
-    def _int4(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Linear:
-        inputs = 2 * codes.shape[1]
-        return self._coded(
-            codes, scales, scaled_sums(codes, scales), bias, inputs, Format.INT4, GROUP
+        return Linear(
+            weight=self._address(codes),
+            bias=self._address(bias),
+            scales=self._address(scales),
+            sums=self._address(row_sums(codes)),
+            n=codes.shape[0],
+            k=codes.shape[1],
+            format=Format.INT8,
         )
 
-    def _coded(
-        self,
-        codes: Tensor,
-        scales: Tensor,
-        sums: Tensor,
-        bias: Tensor | None,
-        inputs: int,
-        form: Format,
-        group: int = 0,
-    ) -> Linear:
-        self._kept += [codes, scales, sums, bias]
+    def _int4(self, weight: RowInt4, bias: Tensor | None) -> Linear:
         return Linear(
-            weight=codes.data_ptr(),
-            bias=None if bias is None else bias.data_ptr(),
-            scales=scales.data_ptr(),
-            sums=sums.data_ptr(),
-            n=codes.shape[0],
-            k=inputs,
-            format=form,
-            group=group,
+            weight=self._address(weight.codes),
+            bias=self._address(bias),
+            scales=self._address(weight.scales),
+            offsets=self._address(weight.offsets),
+            sums=self._address(scaled_sums(weight.codes, weight.scales)),
+            n=weight.codes.shape[0],
+            k=2 * weight.codes.shape[1],
+            format=Format.INT4,
+            group=weight.group,
         )
 
     def _linear(self, linear: Any) -> Linear:
-        weight, bias = linear.get_parameter("weight").detach(), self._bias(linear)
+        bias, four_bits = self._bias(linear), linear._modules.get("int4")
+        if four_bits is not None:
+            return self._int4(four_bits, bias)
+        weight = linear.get_parameter("weight").detach()
         if weight.dtype == torch.int8:
             return self._int8(weight, linear.weight_scale.detach(), bias)
-        if weight.dtype == torch.uint8:
-            return self._int4(weight, linear.weight_scale.detach(), bias)
-        self._kept += [weight, bias]
         return Linear(
-            weight=weight.data_ptr(),
-            bias=None if bias is None else bias.data_ptr(),
+            weight=self._address(weight),
+            bias=self._address(bias),
             n=weight.shape[0],
             k=weight.shape[1],
             format=FORMATS[weight.dtype],
         )
 
+    def _address(self, tensor: Tensor | None) -> int | None:
+        """Keep a tensor, and return where it is."""
+        if tensor is None:
+            return None
+        self._kept.append(tensor)
+        address: int = tensor.data_ptr()
+        return address
+
     def _norm(self, norm: Any) -> int | None:
         if norm is None:
             return None
-        weight = (norm.weight.detach().float() + norm.offset).contiguous()
-        self._kept.append(weight)
-        address: int = weight.data_ptr()
-        return address
+        return self._address((norm.weight.detach().float() + norm.offset).contiguous())
 
     def _rope(self, rotary: Any) -> tuple[Tensor, Tensor]:
         """Cosines and sines of all positions, ``[max_model_len, head_size / 2]``, as ``cos_sin`` has them."""

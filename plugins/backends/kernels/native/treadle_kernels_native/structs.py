@@ -7,7 +7,7 @@ from enum import IntEnum
 
 __all__ = ("ABI", "MAX_TABLES", "Format", "InstructionSet", "Layer", "Linear", "Model", "Step")
 
-ABI = 3
+ABI = 4
 MAX_TABLES = 8
 
 
@@ -37,6 +37,7 @@ class Linear(Structure):
         ("weight", c_void_p),
         ("bias", c_void_p),
         ("scales", c_void_p),
+        ("offsets", c_void_p),
         ("sums", c_void_p),
         ("n", c_int64),
         ("k", c_int64),

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define TN_ABI 3
+#define TN_ABI 4
 #define TN_EXPORT __attribute__((visibility("default")))
 #define TN_MAX_TABLES 8
 
@@ -22,12 +22,13 @@ enum { TN_GENERIC = 0, TN_AVX2 = 1, TN_AVX512 = 2, TN_AVX512_BF16 = 3, TN_AMX = 
 /* y = x · weightᵀ + bias. The weight is [n, k], row by row as in a checkpoint.
  *
  * TN_INT4 has codes from -8 to 7, in two's complement, 128 of a row in 64 bytes: the lower halves of the bytes
- * are the first 64, the upper halves the others. `group` of them, a multiple of 64, share a scale. */
+ * are the first 64, the upper halves the others. `group` of them, a multiple of 64, share a scale and an offset. */
 typedef struct {
     const void *weight;
-    const float *bias;   /* [n], or NULL */
-    const float *scales; /* TN_INT8: [n], TN_INT4: [n, k / group]; weight = scale · code */
-    const void *sums;    /* [n], of a row: TN_INT8: int32, its codes; TN_INT4: float, its codes times their scales */
+    const float *bias;    /* [n], or NULL */
+    const float *scales;  /* TN_INT8: [n], TN_INT4: [n, k / group]; weight = scale · code + offset */
+    const float *offsets; /* TN_INT4: [n, k / group], where codes have zero points; or NULL */
+    const void *sums;     /* [n], of a row: TN_INT8: int32, its codes; TN_INT4: float, its codes times their scales */
     int64_t n, k;
     int64_t format;
     int64_t group; /* of TN_INT4 */

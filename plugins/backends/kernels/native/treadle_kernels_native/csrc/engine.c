@@ -52,15 +52,16 @@ static void take_all(tn_engine *engine, arena *from) {
     const tn_model *model = &engine->model;
     const int64_t d = model->head_size, queries = model->heads * d, real = sizeof(float);
     const int64_t k = largest(largest(model->hidden, model->intermediate), queries);
-    int in_8_bits = 0;
-    for (int64_t i = 0; i < model->num_layers; i++) in_8_bits |= tn_takes_uint8(&model->layers[i].down);
+    int gates_first = 0;
+    for (int64_t i = 0; i < model->num_layers; i++) gates_first |= tn_gates_first(&model->layers[i]);
     engine->residual = take(from, TN_SLAB * model->hidden * real);
     engine->qkv = take(from, TN_SLAB * (queries + 2 * model->kv_heads * d) * real);
     engine->attended = take(from, TN_SLAB * queries * real);
-    engine->gate_up = in_8_bits ? take(from, TN_SLAB * 2 * model->intermediate * real) : NULL;
-    engine->gated = in_8_bits ? take(from, TN_SLAB * model->intermediate * real) : NULL;
+    engine->gate_up = gates_first ? take(from, TN_SLAB * 2 * model->intermediate * real) : NULL;
+    engine->gated = gates_first ? take(from, TN_SLAB * model->intermediate * real) : NULL;
     engine->operand.data = take(from, TN_SLAB * k * real);
     engine->operand.scales = take(from, TN_SLAB * real);
+    engine->operand.sums = take(from, TN_SLAB * (k / 64) * real);
     engine->activated.data = take(from, TN_SLAB * model->intermediate * real);
     engine->activated.scales = take(from, TN_SLAB * real);
     engine->pieces = take(from, TN_SLAB * (int64_t)sizeof(tn_piece));
@@ -80,6 +81,7 @@ static void take_all(tn_engine *engine, arena *from) {
         thread->unpacked = take(from, TN_UNPACKED * k * (int64_t)sizeof(bf16));
         thread->few.data = take(from, 16 * k * real);
         thread->few.scales = take(from, 16 * real);
+        thread->few.sums = take(from, 16 * (k / 64) * real);
     }
 }
 

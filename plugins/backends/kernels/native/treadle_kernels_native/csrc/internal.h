@@ -31,10 +31,11 @@ struct tn_kernels {
     /* NULL where the machine has no product of two bf16: x stays in float then */
     void (*dot_bf16)(const bf16 *x, int64_t ldx, int64_t m, const bf16 *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
     void (*dot_int8)(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
-    /* Codes of 4 bits in the layout of TN_INT4; ldw counts them too. scales [n, k / group] */
-    void (*dot_int4)(const uint8_t *x, int64_t ldx, int64_t m, const uint8_t *w, int64_t ldw, const float *scales, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
-    /* A row of such codes as y[k]: scale · code, rounded once */
-    void (*unpack_int4)(const uint8_t *w, const float *scales, int64_t group, int64_t k, bf16 *y);
+    /* Codes of 4 bits in the layout of TN_INT4; ldw counts them too. scales [n, k / group], and so are the
+     * offsets, or NULL; sums [m, k / group] of what x stands for, x - 128, are read if there are offsets */
+    void (*dot_int4)(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
+    /* A row of such codes as y[k]: scale · code + offset, rounded to bf16 once */
+    void (*unpack_int4)(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
     /* o[m][d] = o[m][d] · keep[m] + sum over keys of p[m][key] · v[key][d] */
     void (*mix_f32)(const float *p, int64_t ldp, const float *keep, int64_t m, const float *v, int64_t ldv, int64_t keys, int64_t d, float *o);
     void (*mix_bf16)(const float *p, int64_t ldp, const float *keep, int64_t m, const bf16 *v, int64_t ldv, int64_t keys, int64_t d, float *o);
@@ -58,8 +59,8 @@ TN_INTERNAL extern const tn_kernels tn_kernels_generic;
 TN_INTERNAL extern const tn_kernels tn_kernels_avx2, tn_kernels_avx512;
 TN_INTERNAL void tn_dot_bf16_avx512(const bf16 *x, int64_t ldx, int64_t m, const bf16 *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
 TN_INTERNAL void tn_dot_int8_vnni(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
-TN_INTERNAL void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const uint8_t *w, int64_t ldw, const float *scales, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
-TN_INTERNAL void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, int64_t group, int64_t k, bf16 *y);
+TN_INTERNAL void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
+TN_INTERNAL void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
 #endif
 
 /* ------------------------------------------------------------------------------------- threads */
@@ -87,6 +88,8 @@ typedef struct {
     int64_t k;
     void *data;
     float *scales; /* [rows] of the kinds in 8 bits */
+    float *sums;   /* [rows, k / group] of the numbers in 8 bits, without their scale */
+    int64_t group; /* 0: nobody reads the sums */
 } tn_operand;
 
 /* ------------------------------------------------------------------------------------- the engine */
@@ -126,7 +129,7 @@ struct tn_engine {
     void *memory;
     size_t bytes;
     float *residual, *qkv, *attended; /* [TN_SLAB, …] */
-    float *gate_up, *gated;           /* [TN_SLAB, …], of layers in 8 bits */
+    float *gate_up, *gated;           /* [TN_SLAB, …], of layers that gate first */
     tn_operand operand;               /* shared */
     tn_operand activated;             /* what gate and up make */
     tn_piece *pieces;                 /* [TN_SLAB] */
@@ -135,6 +138,10 @@ struct tn_engine {
 
 /* Whether the kernels of a weight read activations in 8 bits. */
 static inline int tn_takes_uint8(const tn_linear *linear) { return linear->format == TN_INT8 || linear->format == TN_INT4; }
+static inline const float *tn_offsets_from(const float *offsets, int64_t index) { return offsets == NULL ? NULL : offsets + index; }
+/* Whether what gate and up make is complete before down reads it: the scale of a row in 8 bits needs all of it, and
+ * tn_gated_run unpacks nothing. */
+static inline int tn_gates_first(const tn_layer *layer) { return tn_takes_uint8(&layer->down) || layer->gate_up.format == TN_INT4; }
 /* Whether a weight in 4 bits is unpacked for all rows of the operand, which are not in 8 bits then. */
 static inline int tn_is_unpacked(const tn_linear *linear, const tn_operand *x) { return linear->format == TN_INT4 && x->kind != TN_ROWS_UINT8; }
 TN_INTERNAL int tn_operand_kind(const tn_engine *engine, const tn_linear *linear, int64_t m);

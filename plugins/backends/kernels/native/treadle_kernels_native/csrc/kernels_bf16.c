@@ -40,8 +40,8 @@ INLINE VNNI void block_int8(const int rows, const int columns, const uint8_t *x,
 }
 
 /* Codes are multiplied where they lie in their bytes, sixteen times as large. Sums stay in lanes, which are
- * added up once, behind the last group. */
-INLINE VNNI void block_int4(const int rows, const int columns, const uint8_t *x, int64_t ldx, const uint8_t *w, int64_t ldw, const float *scales, int64_t group, int64_t k, float *y, int64_t ldy) {
+ * added up once, behind the last group. wide: both halves of the bytes are always of one group. */
+INLINE VNNI void block_int4(const int wide, const int rows, const int columns, const uint8_t *x, int64_t ldx, const float *x_sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t k, float *y, int64_t ldy) {
     const int64_t groups = k / group;
     const __m512i upper = _mm512_set1_epi8((char)0xf0), zero = _mm512_setzero_si512();
     __m512 sums[4][4];
@@ -58,41 +58,65 @@ INLINE VNNI void block_int4(const int rows, const int columns, const uint8_t *x,
             const __m512i low = _mm512_and_si512(_mm512_slli_epi16(pairs, 4), upper), high = _mm512_and_si512(pairs, upper);
             const __m512 low_scale = _mm512_set1_ps(scales[c * groups + first]), high_scale = _mm512_set1_ps(scales[c * groups + second]);
             UNROLL for (int r = 0; r < rows; r++) {
-                sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(zero, values[0][r], low)), low_scale, sums[r][c]);
-                sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(zero, values[1][r], high)), high_scale, sums[r][c]);
+                const __m512i dots = _mm512_dpbusd_epi32(zero, values[0][r], low), others = _mm512_dpbusd_epi32(wide ? dots : zero, values[1][r], high);
+                if (!wide) sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), low_scale, sums[r][c]);
+                sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(others), high_scale, sums[r][c]);
             }
+        }
+    }
+    for (int64_t i = 0; offsets != NULL && i < groups; i += 16) {
+        const __mmask16 mask = groups - i >= 16 ? 0xffff : (__mmask16)((1 << (groups - i)) - 1);
+        __m512 values[4];
+        UNROLL for (int r = 0; r < rows; r++) values[r] = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x_sums + r * groups + i), _mm512_set1_ps(16));
+        UNROLL for (int c = 0; c < columns; c++) {
+            const __m512 added = _mm512_maskz_loadu_ps(mask, offsets + c * groups + i);
+            UNROLL for (int r = 0; r < rows; r++) sums[r][c] = _mm512_fmadd_ps(values[r], added, sums[r][c]);
         }
     }
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = _mm512_reduce_add_ps(sums[r][c]) / 16;
 }
 
-VNNI void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const uint8_t *w, int64_t ldw, const float *scales, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) {
+INLINE VNNI void dot_int4(const int wide, const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) {
     const int64_t groups = k / group;
     for (int64_t r = 0; r < m;) {
         const uint8_t *from = x + r * ldx;
+        const float *totals = sums + r * groups;
         float *to = y + r * ldy;
         const int64_t rows = m - r >= 4 ? 4 : 1;
         int64_t c = 0;
         if (rows == 4)
-            for (; c + 2 <= n; c += 2) block_int4(4, 2, from, ldx, w + c * ldw / 2, ldw, scales + c * groups, group, k, to + c, ldy);
+            for (; c + 2 <= n; c += 2) block_int4(wide, 4, 2, from, ldx, totals, w + c * ldw / 2, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + c, ldy);
         else
-            for (; c + 4 <= n; c += 4) block_int4(1, 4, from, ldx, w + c * ldw / 2, ldw, scales + c * groups, group, k, to + c, ldy);
+            for (; c + 4 <= n; c += 4) block_int4(wide, 1, 4, from, ldx, totals, w + c * ldw / 2, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + c, ldy);
         for (; c < n; c++)
-            for (int64_t i = 0; i < rows; i++) block_int4(1, 1, from + i * ldx, ldx, w + c * ldw / 2, ldw, scales + c * groups, group, k, to + i * ldy + c, ldy);
+            for (int64_t i = 0; i < rows; i++) block_int4(wide, 1, 1, from + i * ldx, ldx, totals + i * groups, w + c * ldw / 2, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + i * ldy + c, ldy);
         r += rows;
     }
 }
 
-/* The sixteen weights that a group may have, twice over: a register to look codes up in. */
-INLINE BF16 __m512i weights_of(float scale) {
-    const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
-    return _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(numbers, _mm512_set1_ps(scale))));
+VNNI void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) {
+    /* One loop for each kind, without what the others need. */
+    const int wide = group % 128 == 0;
+    if (offsets == NULL && wide)
+        dot_int4(1, x, ldx, m, sums, w, ldw, scales, NULL, group, n, k, y, ldy);
+    else if (offsets == NULL)
+        dot_int4(0, x, ldx, m, sums, w, ldw, scales, NULL, group, n, k, y, ldy);
+    else if (wide)
+        dot_int4(1, x, ldx, m, sums, w, ldw, scales, offsets, group, n, k, y, ldy);
+    else
+        dot_int4(0, x, ldx, m, sums, w, ldw, scales, offsets, group, n, k, y, ldy);
 }
 
-BF16 void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, int64_t group, int64_t k, bf16 *y) {
+/* The sixteen weights that a group may have, twice over: a register to look codes up in. */
+INLINE BF16 __m512i weights_of(const float *scales, const float *offsets, int64_t group) {
+    const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    return _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(_mm512_fmadd_ps(numbers, _mm512_set1_ps(scales[group]), _mm512_set1_ps(offsets == NULL ? 0.0f : offsets[group]))));
+}
+
+BF16 void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y) {
     const __m512i lower = _mm512_set1_epi16(15);
     for (int64_t i = 0; i < k; i += 128) {
-        const __m512i first = weights_of(scales[i / group]), second = weights_of(scales[(i + 64) / group]);
+        const __m512i first = weights_of(scales, offsets, i / group), second = weights_of(scales, offsets, (i + 64) / group);
         for (int64_t j = 0; j < 64; j += 32) {
             const __m512i pairs = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(w + i / 2 + j)));
             _mm512_storeu_si512(y + i + j, _mm512_permutexvar_epi16(_mm512_and_si512(pairs, lower), first));

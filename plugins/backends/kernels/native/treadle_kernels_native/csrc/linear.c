@@ -40,8 +40,8 @@ static void product(const tn_engine *engine, const tn_linear *linear, const tn_o
     case TN_ROWS_UINT8: {
         if (linear->format == TN_INT4) {
             const int64_t groups = k / linear->group;
-            const float *sums = linear->sums;
-            kernels->dot_int4((const uint8_t *)x->data + first * k, k, count, (const uint8_t *)linear->weight + n0 * (k / 2), k, linear->scales + n0 * groups, linear->group, width, k, y, ldy);
+            const float *sums = linear->sums, *offsets = tn_offsets_from(linear->offsets, n0 * groups);
+            kernels->dot_int4((const uint8_t *)x->data + first * k, k, count, x->sums + first * groups, (const uint8_t *)linear->weight + n0 * (k / 2), k, linear->scales + n0 * groups, offsets, linear->group, width, k, y, ldy);
             for (int64_t r = 0; r < count; r++)
                 for (int64_t c = 0; c < width; c++) y[r * ldy + c] = (y[r * ldy + c] - 128.0f * sums[n0 + c]) * x->scales[first + r];
             break;
@@ -68,7 +68,7 @@ static tn_linear unpacked(const tn_engine *engine, int thread, const tn_linear *
     const int64_t k = linear->k, groups = k / linear->group;
     bf16 *to = engine->thread[thread].unpacked;
     for (int64_t r = 0; r < width; r++)
-        engine->kernels.unpack_int4((const uint8_t *)linear->weight + (n0 + r) * (k / 2), linear->scales + (n0 + r) * groups, linear->group, k, to + r * k);
+        engine->kernels.unpack_int4((const uint8_t *)linear->weight + (n0 + r) * (k / 2), linear->scales + (n0 + r) * groups, tn_offsets_from(linear->offsets, (n0 + r) * groups), linear->group, k, to + r * k);
     return (tn_linear){.weight = to, .bias = linear->bias == NULL ? NULL : linear->bias + n0, .n = width, .k = k, .format = TN_BF16};
 }
 

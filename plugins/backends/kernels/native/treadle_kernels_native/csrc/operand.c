@@ -32,6 +32,15 @@ int tn_operand_kind(const tn_engine *engine, const tn_linear *linear, int64_t m)
     }
 }
 
+/* Of the numbers that codes stand for, which are 128 less. */
+static void sum_groups(const uint8_t *codes, int64_t group, int64_t groups, float *sums) {
+    for (int64_t i = 0; i < groups; i++) {
+        int32_t total = 0;
+        for (int64_t j = 0; j < group; j++) total += codes[i * group + j];
+        sums[i] = (float)(total - 128 * (int32_t)group);
+    }
+}
+
 void tn_operand_fill(const tn_engine *engine, tn_operand *operand, const float *x, int64_t ldx, int64_t first, int64_t count) {
     const int64_t k = operand->k;
     const tn_kernels *kernels = &engine->kernels;
@@ -46,7 +55,11 @@ void tn_operand_fill(const tn_engine *engine, tn_operand *operand, const float *
         for (int64_t r = 0; r < count; r++) kernels->to_bf16(x + r * ldx, k, (bf16 *)operand->data + (first + r) * k);
         return;
     case TN_ROWS_UINT8:
-        for (int64_t r = 0; r < count; r++) operand->scales[first + r] = kernels->to_uint8(x + r * ldx, k, (uint8_t *)operand->data + (first + r) * k);
+        for (int64_t r = first; r < first + count; r++) {
+            uint8_t *codes = (uint8_t *)operand->data + r * k;
+            operand->scales[r] = kernels->to_uint8(x + (r - first) * ldx, k, codes);
+            if (operand->group > 0) sum_groups(codes, operand->group, k / operand->group, operand->sums + r * (k / operand->group));
+        }
         return;
 #if defined(__x86_64__)
     case TN_TILES_BF16:

@@ -24,6 +24,7 @@ static tn_operand operand_of(tn_engine *engine, int thread, const tn_linear *lin
     tn_operand operand = few ? engine->thread[thread].few : engine->operand;
     operand.kind = tn_operand_kind(engine, linear, m);
     operand.k = k;
+    operand.group = linear->offsets == NULL ? 0 : linear->group;
     float *normed = engine->thread[thread].normed;
     for (int64_t done = 0;; done++) {
         const int64_t block = few ? done : tn_next(engine->pool);
@@ -73,7 +74,7 @@ static void feed_forward(tn_engine *engine, int thread, const tn_layer *layer, i
     const int64_t hidden = engine->model.hidden, size = engine->model.intermediate;
     const tn_operand x = operand_of(engine, thread, &layer->gate_up, engine->residual, layer->post_norm, m);
     tn_operand activated = engine->activated;
-    if (tn_takes_uint8(&layer->down)) { /* the scale of a row needs all of it */
+    if (tn_gates_first(layer)) {
         tn_linear_run(engine, thread, &layer->gate_up, &x, m, engine->gate_up, 2 * size, 0);
         tn_barrier(engine->pool);
         for (int64_t r; (r = tn_next(engine->pool)) < m;) {

@@ -1,0 +1,81 @@
+"""Four-bit weights row by row, as libraries read them that run whole steps of a decoder on a CPU.
+
+Codes are numbers from -8 to 7 in two's complement, 128 of a row in 64 bytes: the lower halves of the bytes
+are the first 64, the upper halves the others. A group, which is a multiple of 64 inputs, has a scale and may have
+an offset: the weight is ``code · scale + offset``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ("BLOCK", "RUN", "RowInt4", "pack_rows", "unpack_rows")
+
+RUN = 64
+"""Inputs whose codes have the same half of their bytes."""
+BLOCK = 2 * RUN
+PIECE = 1024
+"""Outputs that are repacked at a time: a code takes up to eight times its size meanwhile."""
+
+
+class RowInt4(nn.Module):
+    """One weight; called like ``CpuInt4``, which torch does by dequantizing all of it."""
+
+    def __init__(self, codes: Tensor, scales: Tensor, offsets: Tensor | None = None) -> None:
+        """``codes`` uint8 ``[out, in / 2]``; ``scales`` and ``offsets`` float32 ``[out, groups]``."""
+        super().__init__()
+        self.codes = nn.Parameter(codes, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+        self.offsets = None if offsets is None else nn.Parameter(offsets, requires_grad=False)
+
+    @classmethod
+    def pack(
+        cls, columns: Callable[[int, int], Tensor], scales: Tensor, zeros: Tensor, inputs: int
+    ) -> RowInt4:
+        """``columns`` of a first and a last + 1 are codes int ``[in, columns]`` in 0 to 15.
+
+        ``scales`` and ``zeros`` are ``[groups, out]``; the weight is ``(code - zero) · scale``.
+        """
+        out = scales.shape[1]
+        codes = torch.empty(out, inputs // 2, dtype=torch.uint8)
+        for first in range(0, out, PIECE):
+            last = min(first + PIECE, out)
+            codes[first:last] = pack_rows(columns(first, last).t() ^ 8)
+        scales, zeros = (t.t().float().contiguous() for t in (scales, zeros))
+        offsets = (8 - zeros).mul_(scales) if bool((zeros != 8).any()) else None
+        return cls(codes, scales, offsets)
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return 2 * self.codes.shape[1] // self.scales.shape[1]
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight ``[out, in]``."""
+        values = unpack_rows(self.codes).unflatten(1, (-1, self.group)).float()
+        values.mul_(self.scales[..., None])
+        if self.offsets is not None:
+            values.add_(self.offsets[..., None])
+        weight: Tensor = values.flatten(1)
+        return weight.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., in]`` to ``[..., out]``."""
+        return F.linear(x, self.dense(x.dtype))
+
+
+def pack_rows(numbers: Tensor) -> Tensor:
+    """int ``[out, in]``, of which the lowest four bits count, to uint8 ``[out, in / 2]``."""
+    pairs = numbers.to(torch.uint8).unflatten(1, (-1, 2, RUN))
+    codes: Tensor = pairs[:, :, 0] & 15 | pairs[:, :, 1] << 4
+    return codes.flatten(1)
+
+
+def unpack_rows(codes: Tensor) -> Tensor:
+    """The inverse of ``pack_rows``: int8 ``[out, in]``, from -8 to 7."""
+    pairs = codes.view(torch.int8).unflatten(1, (-1, 1, RUN))
+    return torch.cat([pairs << 4 >> 4, pairs >> 4], dim=2).flatten(1)
