@@ -156,7 +156,9 @@ def _no_thread_stays() -> Iterator[None]:
 # ------------------------------------------------------------------------------ methods
 
 
-@pytest.mark.fault("structured_output", "accept_tokens", "fill_bitmasks", "unenforced")
+@pytest.mark.fault(
+    "structured_output", "accept_tokens", "fill_bitmasks", "forced_tokens", "unenforced"
+)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("site", SITES, ids=str)
 def test_a_method_that_fails_is_named_and_costs_what_its_kind_says(

@@ -230,6 +230,7 @@ STRUCTURED_OUTPUT = PluginKind(
         "GrammarMatcher.accept_token": MethodRules(in_step=True, result=checks.accepted_token),
         "GrammarMatcher.is_accepting": HOT,
         "GrammarMatcher.is_terminated": HOT,
+        "SupportsForcedTokens.forced_tokens": HOT,
         "SupportsGrammarBatches.fill_bitmasks": MethodRules(
             in_step=True, result=checks.one_for_each_matcher
         ),
@@ -237,7 +238,7 @@ STRUCTURED_OUTPUT = PluginKind(
             in_step=True, result=checks.one_for_each_matcher
         ),
     },
-    optional=(t.SupportsGrammarBatches, t.SupportsUnenforced),
+    optional=(t.SupportsForcedTokens, t.SupportsGrammarBatches, t.SupportsUnenforced),
     failure="request",
     matches=True,
     option="--structured-output-backends",

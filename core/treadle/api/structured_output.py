@@ -14,6 +14,7 @@ __all__ = (
     "GrammarCompiler",
     "GrammarMatcher",
     "GrammarSpec",
+    "SupportsForcedTokens",
     "SupportsGrammarBatches",
     "SupportsUnenforced",
 )
@@ -84,6 +85,20 @@ class GrammarCompiler(Protocol):
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compile ``spec``. May raise any exception; its text is shown to the client."""
+
+
+@runtime_checkable
+class SupportsForcedTokens(Protocol):
+    """Optional, of a ``GrammarMatcher``: knows the tokens that must follow, without a mask for each.
+
+    The core adds them to the sequence, and the model computes them in one step.
+    """
+
+    def forced_tokens(self) -> list[int]:
+        """Return them in order, none if there is a choice. It changes nothing in the matcher.
+
+        After those before it, each is the only one that the bitmask allows, and the matcher is not accepting.
+        """
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ from treadle.scheduler.sequence import SequenceState
 from treadle.scheduler.step import InFlightStep
 from treadle.scheduler.step_pace import StepPace
 from treadle.structured_output.batch import GrammarRow, accept_tokens
+from treadle.structured_output.state import StructuredOutputState
 
 __all__ = ("Scheduler",)
 
@@ -297,6 +298,7 @@ class Scheduler:
             for s, token in sampled
             if s.grammar_state is not None
             and not s.finished
+            and s not in step.jumped
             and not (token in s.stop_token_ids and s.num_output_tokens >= s.params.min_tokens)
         )
 
@@ -310,7 +312,7 @@ class Scheduler:
         decodes = zip(step.sequences[: step.num_decodes], result.sampled_token_ids, strict=False)
         outputs = []
         for row, (sequence, token) in enumerate(decodes):
-            if sequence.finished:
+            if sequence.finished or sequence in step.jumped:
                 continue
             token_ids = sequence.token_ids
             computed = len(token_ids)
@@ -320,7 +322,7 @@ class Scheduler:
             if (
                 token in sequence.stop_token_ids
                 or computed + 1 >= sequence.max_num_tokens
-                or (sequence.grammar_state is not None and sequence.grammar_state.has_ended)
+                or sequence.grammar_state is not None
                 or row in logprobs
             ):
                 outputs.append(self._advance(sequence, token, logprobs.get(row)))
@@ -352,13 +354,16 @@ class Scheduler:
     def _advance(
         self, sequence: SequenceState, token: int, logprobs: TokenLogprobs | None
     ) -> TokenOutput:
-        reason, stop = self._stops(sequence, token)
+        first, state = sequence.num_output_tokens == 1, sequence.grammar_state
+        tokens, (reason, stop) = [token], self._stops(sequence, token)
+        if reason is None and state is not None and sequence.may_jump:
+            tokens += self._jump(sequence, state)
+            reason, stop = self._stops(sequence, tokens[-1])
         if (error := _grammar_error(sequence)) is not None:
             return self._error(sequence, *error)
-        first, state = sequence.num_output_tokens == 1, sequence.grammar_state
         output = TokenOutput(
             id=sequence.id,
-            token_ids=[token],
+            token_ids=tokens,
             finish_reason=reason,
             stop_reason=stop,
             cached_tokens=sequence.num_cached_tokens if first else 0,
@@ -371,13 +376,33 @@ class Scheduler:
             self._finish(sequence, reason)
         return output
 
+    def _jump(self, sequence: SequenceState, state: StructuredOutputState) -> list[int]:
+        """Append the tokens that the grammar forces, and return them. They are computed as a prompt is.
+
+        A step in flight computes the token before them, and samples the first of them once more.
+        """
+        forced = state.forced_tokens()[: sequence.max_num_tokens - len(sequence.token_ids)]
+        if len(forced) <= len(self._in_flight) or not sequence.stop_token_ids.isdisjoint(forced):
+            return []
+        for token in forced:
+            state.accept_token(token)
+        sequence.token_ids += forced
+        sequence.num_tokens, sequence.last_on_device = len(sequence.token_ids), False
+        for step in self._in_flight:
+            step.jumped.add(sequence)
+        self.counters.generation_tokens += len(forced)
+        return forced
+
     def grammar_rows(self) -> list[GrammarRow]:
         """Return the constrained rows of the newest step."""
         step = self._in_flight[-1]
         return [
             (row, s.grammar_state, s.stop_token_ids, s.forbidden_ids())
             for row, s in enumerate(step.sequences)
-            if s.grammar_state is not None and step.needs_sampling[row] and not s.finished
+            if s.grammar_state is not None
+            and step.needs_sampling[row]
+            and not s.finished
+            and s not in step.jumped
         ]
 
     def _stops(self, sequence: SequenceState, token: int) -> tuple[str | None, int | None]:

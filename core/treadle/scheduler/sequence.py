@@ -16,7 +16,8 @@ class SequenceState:
     ``num_computed_tokens`` include the steps in flight: tokens that are known or will be sampled,
     and tokens with keys and values in the cache. ``slot`` is -1 while it waits. While
     ``last_on_device`` is set, exactly one token is not computed: the last one sampled in the slot.
-    ``defer_sampling`` is set if the CPU side needs each token before the next one is sampled.
+    ``defer_sampling`` is set if the CPU side needs each token before the next one is sampled,
+    ``may_jump`` if the sampler needs none of the tokens that a grammar forces.
     """
 
     __slots__ = (
@@ -29,6 +30,7 @@ class SequenceState:
         "id",
         "last_on_device",
         "max_num_tokens",
+        "may_jump",
         "num_cached_pages",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -85,6 +87,9 @@ class SequenceState:
         self.finished = False
         self.grammar_state: StructuredOutputState | None = None
         self.defer_sampling = False
+        penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        is_plain = penalties == (1.0, 0.0, 0.0) and params.logprobs is None
+        self.may_jump = is_plain and not self.extra_args and not request.bad_words
         self.sort_key: tuple[float, ...] = ()
         self.prompt_logprobs: list[TokenLogprobs] | None = (
             [] if params.prompt_logprobs is not None else None

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.api.structured_output import GrammarMatcher, SupportsGrammarBatches
+from treadle.api.structured_output import (
+    GrammarMatcher,
+    SupportsForcedTokens,
+    SupportsGrammarBatches,
+)
 from treadle.errors import TreadleError
 from treadle.plugins.boundary import unwrap
 from treadle.processes.failure import is_for_process, strict_error
@@ -49,6 +53,7 @@ class StructuredOutputState:
         self._backend, self._reasoning, self._opener = batches, reasoning, opener
         self.batches = batches if reasoning is None else None
         """What advances the matcher together with others, once the grammar reads every token."""
+        self._forcing = matcher if isinstance(matcher, SupportsForcedTokens) else None
         self._strict, self._on_failure = strict, on_failure
         self.unenforced = unenforced
         self.allowed_ids = None if allowed_ids is None else np.array(sorted(allowed_ids))
@@ -133,6 +138,16 @@ class StructuredOutputState:
                 self.error_param, self.has_ended = "structured_outputs", True
         except BaseException as error:
             self.fail(error)
+
+    def forced_tokens(self) -> list[int]:
+        """Return the tokens that must follow, none where more than the grammar decides about them."""
+        if self._forcing is None or self._reasoning is not None or self.allowed_ids is not None:
+            return []
+        try:
+            return self._forcing.forced_tokens()
+        except BaseException as error:
+            self.fail(error)
+            return []
 
     def fail(self, error: BaseException) -> None:
         """The matcher has raised ``error``: the sequence cannot go on."""

@@ -28,6 +28,7 @@ from treadle.api.structured_output import (
     GrammarCompiler,
     GrammarMatcher,
     GrammarSpec,
+    SupportsForcedTokens,
     SupportsGrammarBatches,
 )
 from treadle.structured_output.checker import CPU_SECONDS
@@ -228,6 +229,25 @@ class StructuredOutputSuite(PluginTest):
                 if step < len(walk.tokens):
                     assert allowed_ids(matcher) == walk.masks[step], "the other one's state is seen"
                     assert matcher.accept_token(walk.tokens[step])
+
+    @pytest.mark.parametrize("name", list(specs))
+    def test_forced_tokens_are_those_of_the_masks(self, name: str) -> None:
+        matcher = self.grammar(name).matcher()
+        if not isinstance(matcher, SupportsForcedTokens):
+            pytest.skip("it knows of none")
+        rng = random.Random(name)
+        for _ in range(STEPS // 8):
+            allowed = allowed_ids(matcher)
+            forced = matcher.forced_tokens()
+            assert allowed_ids(matcher) == allowed, "to ask for them changes the masks"
+            for token in forced:
+                assert not matcher.is_accepting, f"{token} is forced where the output may end"
+                assert allowed_ids(matcher) == [token], f"{token} is not the only one allowed"
+                assert matcher.accept_token(token), f"{token} is forced and not accepted"
+            matcher.rollback(len(forced))
+            if not allowed:
+                return
+            assert matcher.accept_token(rng.choice(allowed))
 
     def test_a_batch_does_what_its_matchers_would(self) -> None:
         """Each row with a twin that advances by itself; some get a token that is not allowed."""

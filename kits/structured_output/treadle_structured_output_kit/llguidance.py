@@ -204,6 +204,10 @@ class LLGuidanceMatcher:
         if not self.library.rollback(count):
             self._start_again()
 
+    def forced_tokens(self) -> list[int]:
+        """Return the tokens that must follow. Masks allow no other spelling of a text without a choice."""
+        return list(self.library.compute_ff_tokens())
+
     @property
     def is_accepting(self) -> bool:
         """Whether the sequence may end here."""

@@ -34,6 +34,11 @@ class Matcher:
         self.real.rollback(count)
         del self.seen[len(self.seen) - count :]
 
+    def forced_tokens(self):
+        if not hasattr(self.real, "forced_tokens"):
+            return []
+        return self.real.forced_tokens()
+
     @property
     def is_accepting(self):
         return self.real.is_accepting
@@ -136,6 +141,16 @@ SPECIMENS = (
             Mutant(
                 "test_a_batch_does_what_its_matchers_would",
                 {"accept_token(token) else None": "accept_token(token) else True"},
+            ),
+            Mutant(
+                "test_forced_tokens_are_those_of_the_masks",
+                {"self.real.forced_tokens()": "self.real.forced_tokens() + [65]"},
+            ),
+            Mutant(
+                "test_forced_tokens_are_those_of_the_masks",
+                {
+                    "return self.real.forced_tokens()": "return [t for t in self.real.forced_tokens() if self.accept_token(t)]"
+                },
             ),
             Mutant("test_it_is_called_by_its_key", {'name = "mine"': 'name = "llguidance"'}),
             Mutant("test_every_sampled_path_is_valid", forgetting("maxLength")),

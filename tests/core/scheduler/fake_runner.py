@@ -28,13 +28,22 @@ def visible(window: int | None, length: int) -> range:
     return range(0 if window is None else max(0, length - window), length)
 
 
-def oracle(prompt: list[int], salt: str | None, windows: list[int | None], count: int) -> list[int]:
+def forced_after(token: int) -> list[int]:
+    """What the "grammar" leaves no choice about after a token: never one token, which would be left
+    to a mask while a step is in flight."""
+    return [(token * 7 + i) % VOCAB for i in range(token % 9)] if token % 9 > 1 else []
+
+
+def oracle(
+    prompt: list[int], salt: str | None, windows: list[int | None], count: int, jumps: bool = False
+) -> list[int]:
     """What the "model" generates for a sequence that is alone and has endless memory."""
     tokens = list(prompt)
-    for _ in range(count):
+    while len(tokens) < len(prompt) + count:
         cells = [(tokens[p], p, salt) for window in windows for p in visible(window, len(tokens))]
         tokens.append(next_token(cells))
-    return tokens[len(prompt) :]
+        tokens += forced_after(tokens[-1]) if jumps else ()
+    return tokens[len(prompt) : len(prompt) + count]
 
 
 class FakeRunner:
