@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import EngineInfo
@@ -116,16 +118,8 @@ class InputProcessor:
         )
         check_request(leader, self.info)
         siblings = [
-            EngineRequest(
-                id=f"{number}.{index}",
-                prompt_ids=ids,
-                params=params,
-                arrival_time=leader.arrival_time,
-                index=index,
-                prefix_leader=leader.id,
-                bad_words=leader.bad_words,
-                client=leader.client,
-                label=label,
+            msgspec.structs.replace(
+                leader, id=f"{number}.{index}", index=index, prefix_leader=leader.id
             )
             for index in range(1, params.n)
         ]
