@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from treadle.api.step_types import NewSequenceData
-from treadle.sampling.logits_edit import EditRows, SlotRowPool, grow
+from treadle.sampling.logits_edit import EditRows, LogitsEdit, SlotRowPool, grow
 from treadle.sampling.transfer import Int32Packer
 
 __all__ = ("Biases",)
@@ -20,7 +20,7 @@ ALWAYS = 2**31 - 1
 BANNED = float("-inf")
 
 
-class Biases:
+class Biases(LogitsEdit):
     """Tables ``[capacity, max entries of a slot]``, padded with additions of 0 to token 0."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -65,6 +65,3 @@ class Biases:
         values = self._values.index_select(0, part.owned).masked_fill_(is_expired, 0.0)
         indices = self._ids.index_select(0, part.owned) + (part.rows * logits.shape[1]).unsqueeze(1)
         logits.view(-1).scatter_add_(0, indices.flatten(), values.flatten())
-
-    def record_sampled(self, part: EditRows, tokens: Tensor) -> None:
-        """Do nothing: biases do not depend on sampled tokens."""

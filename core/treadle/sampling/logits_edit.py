@@ -94,3 +94,4 @@ class LogitsEdit(Protocol):
 
     def record_sampled(self, part: EditRows, tokens: Tensor) -> None:
         """Record ``tokens[part.rows]`` if the edit depends on it; ``tokens`` is int64 ``[batch]``."""
+        return

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from treadle.api.step_types import NewSequenceData
-from treadle.sampling.logits_edit import EditRows, SlotRowPool, grow
+from treadle.sampling.logits_edit import EditRows, LogitsEdit, SlotRowPool, grow
 from treadle.sampling.transfer import Int32Packer
 
 __all__ = ("AllowedTokenIds", "apply_bitmask")
@@ -28,7 +28,7 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -
     return logits.add_(bans) if rows is None else logits.index_add_(0, rows, bans.to(logits.dtype))
 
 
-class AllowedTokenIds:
+class AllowedTokenIds(LogitsEdit):
     """The logits edit of ``allowed_token_ids``: a table bool ``[capacity, vocab]`` of bans."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -53,6 +53,3 @@ class AllowedTokenIds:
         forbidden = self._forbidden_mask.index_select(0, part.owned)
         masked = logits.index_select(0, part.rows).masked_fill_(forbidden, float("-inf"))
         logits.index_copy_(0, part.rows, masked)
-
-    def record_sampled(self, part: EditRows, tokens: Tensor) -> None:
-        """Do nothing: the bans do not depend on sampled tokens."""
