@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -196,12 +197,9 @@ class AsyncLLM:
         prepared = await self.prepare(
             prompt, sampling_params, request_id=request_id, priority=priority
         )
-        stream = self.submit(prepared)
-        try:
+        async with aclosing(self.submit(prepared)) as stream:
             async for output in stream:
                 yield output
-        finally:
-            await stream.aclose()
 
     async def chat(
         self,
@@ -227,11 +225,9 @@ class AsyncLLM:
         chat = await self._chat_processor().prepare(conversation, params)
         parser = chat.create_parser()
         stream = self.generate(chat.prompt, chat.params, request_id=request_id, priority=priority)
-        try:
+        async with aclosing(stream):
             async for output in stream:
                 yield await parser.parse(output)
-        finally:
-            await stream.aclose()
 
     async def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Prompt:
         """The prompt of a conversation, text and ids. Raises ``RequestError``.
