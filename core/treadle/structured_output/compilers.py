@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from treadle.api.kinds import STRUCTURED_OUTPUT
@@ -48,20 +49,14 @@ class Compilers:
         self._config = config
         self._plugins = plugins
         self._vocab_size = vocab_size
-        self._tokenizer: Tokenizer | None = None
         self._compilers: dict[str, GrammarCompiler] = {}
         self._opening = threading.RLock()
         self._checker = GrammarChecker(config, plugins, vocab_size)
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Raises ``CheckpointError`` if the model has none."""
-        if self._tokenizer is None:
-            with self._opening:
-                if self._tokenizer is None:
-                    checkpoint = open_checkpoint(self._config, self._plugins)
-                    self._tokenizer = checkpoint.need_tokenizer()
-        return self._tokenizer
+        """Read when the first backend is opened. Raises ``CheckpointError`` if the model has none."""
+        return open_checkpoint(self._config, self._plugins).need_tokenizer()
 
     def compile(
         self, spec: GrammarSpec, backends: Sequence[str], seconds: float = CPU_SECONDS
