@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
+from typing import Any
+
 from treadle.api.requests import EngineRequest
+from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import EngineInfo, TokenLogprobs
 from treadle.structured_output.state import StructuredOutputState
 
 __all__ = ("SequenceState",)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SequenceState:
     """State of a sequence from its arrival in the queue until it is finished.
 
@@ -20,80 +26,55 @@ class SequenceState:
     ``may_jump`` if the sampler needs none of the tokens that a grammar forces.
     """
 
-    __slots__ = (
-        "arrival_time",
-        "client",
-        "defer_sampling",
-        "extra_args",
-        "finished",
-        "grammar_state",
-        "id",
-        "last_on_device",
-        "max_num_tokens",
-        "may_jump",
-        "num_cached_pages",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_tokens",
-        "page_hashes",
-        "page_tables",
-        "params",
-        "prefix_leader",
-        "priority",
-        "prompt_logprobs",
-        "request",
-        "root_hash",
-        "scheduled_time",
-        "seed",
-        "slot",
-        "sort_key",
-        "stop_token_ids",
-        "token_ids",
-    )
+    request: EngineRequest
+    info: InitVar[EngineInfo]
+    root_hash: bytes
+    seed: int
+    id: str = field(init=False)
+    params: SamplingParams = field(init=False)
+    arrival_time: float = field(init=False)
+    priority: int = field(init=False)
+    client: str = field(init=False)
+    extra_args: Mapping[str, Any] = field(init=False)
+    prefix_leader: str | None = field(init=False)
+    token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    num_tokens: int = field(init=False)
+    max_num_tokens: int = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
+    page_tables: list[list[int]] = field(init=False)
+    prompt_logprobs: list[TokenLogprobs] | None = field(init=False)
+    may_jump: bool = field(init=False)
+    scheduled_time: float | None = None
+    slot: int = -1
+    page_hashes: list[bytes] = field(default_factory=list)
+    num_cached_pages: int = 0
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    last_on_device: bool = False
+    finished: bool = False
+    grammar_state: StructuredOutputState | None = None
+    defer_sampling: bool = False
+    sort_key: tuple[float, ...] = ()
 
-    def __init__(
-        self, request: EngineRequest, info: EngineInfo, root_hash: bytes, seed: int
-    ) -> None:
-        params = request.params
-        self.id = request.id
-        self.request = request
-        self.params = params
-        self.arrival_time = request.arrival_time
-        self.scheduled_time: float | None = None
-        self.priority = params.priority
+    def __post_init__(self, info: EngineInfo) -> None:
+        request, params = self.request, self.request.params
+        self.id, self.params, self.prefix_leader = request.id, params, request.prefix_leader
+        self.arrival_time, self.priority = request.arrival_time, params.priority
         self.client, self.extra_args = request.client, params.extra_args or {}
-        self.prefix_leader = request.prefix_leader
         self.token_ids = list(request.prompt_ids)
         self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
         remaining = info.max_model_len - self.num_prompt_tokens
         requested = remaining if params.max_tokens is None else params.max_tokens
         self.max_num_tokens = self.num_prompt_tokens + min(requested, remaining)
-        stops = set(params.stop_token_ids or ())
-        if not params.ignore_eos:
-            stops.update(info.eos_token_ids)
-        self.stop_token_ids = frozenset(stops)
-        self.seed = seed
-        self.slot = -1
-        self.page_tables: list[list[int]] = [[] for _ in info.kv_cache_groups]
-        self.page_hashes: list[bytes] = []
-        self.root_hash = root_hash
-        self.num_cached_pages = 0
-        self.num_computed_tokens = 0
-        self.num_preemptions = 0
-        self.last_on_device = False
-        self.num_cached_tokens = 0
-        self.finished = False
-        self.grammar_state: StructuredOutputState | None = None
-        self.defer_sampling = False
+        ends = () if params.ignore_eos else info.eos_token_ids
+        self.stop_token_ids = frozenset((*(params.stop_token_ids or ()), *ends))
+        self.page_tables = [[] for _ in info.kv_cache_groups]
+        self.prompt_logprobs = None if params.prompt_logprobs is None else []
         penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         is_plain = penalties == (1.0, 0.0, 0.0) and params.logprobs is None
         self.may_jump = is_plain and not self.extra_args and not request.bad_words
-        self.sort_key: tuple[float, ...] = ()
-        self.prompt_logprobs: list[TokenLogprobs] | None = (
-            [] if params.prompt_logprobs is not None else None
-        )
 
     @property
     def num_output_tokens(self) -> int:
