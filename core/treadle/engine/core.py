@@ -245,7 +245,7 @@ class EngineCore:
                 sequence.grammar_state, sequence.defer_sampling = state, True
                 if sequence.params.allowed_token_ids is not None or sequence.request.bad_words:
                     ids = sequence.stop_token_ids, sequence.forbidden_ids()
-                    self._structured_output.check_first_token(state, *ids)
+                    state.check_first_token(self.info.vocab_size, *ids)
                 if state.error is None:
                     self._queue(sequence)
                 else:

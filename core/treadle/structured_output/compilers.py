@@ -98,13 +98,10 @@ class Compilers:
         )
 
     def _check_first_token(self, backend: str, compiled: SizedGrammar) -> None:
-        """Raise ``RequestError`` for a grammar without a first token; some libraries notice only
-        when they are asked for it."""
-        import torch  # not above: processes that compile grammars come by here without it
-
+        """Raise ``RequestError`` for a grammar without a first token."""
         state = StructuredOutputState(compiled.grammar.matcher())
-        mask = torch.zeros((1, -(-self._vocab_size // 32)), dtype=torch.int32)
-        state.fill_bitmask(mask, 0, (0,))  # any id that ends an empty output, if it is complete
+        # Any id may end an empty output, if it is complete.
+        state.check_first_token(self._vocab_size, (0,))
         if state.error is not None:
             raise RequestError(f"{backend}: {state.error}", param="structured_outputs")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 
@@ -55,7 +55,7 @@ class StructuredOutputManager:
         self._plugins = plugins
         import torch  # not above: processes that compile grammars come by here without it
 
-        self._vocab_size, self._words = info.vocab_size, -(-info.vocab_size // 32)
+        self._vocab_size = info.vocab_size
         # Pinned, where the model is in this process: the device takes masks from where they are filled.
         self._bitmask = torch.empty(
             (config.scheduler.max_num_seqs, info.vocab_size // 32 + 1),
@@ -183,15 +183,6 @@ class StructuredOutputManager:
     def _leave(self, job: CompileJob, ready: Future[StructuredOutputState]) -> None:
         if ready.cancelled():
             self.queue.release(job)
-
-    def check_first_token(
-        self,
-        state: StructuredOutputState,
-        stop_ids: Collection[int],
-        forbidden_ids: Collection[int],
-    ) -> None:
-        """Set the ``error`` of a state that leaves no first token. The masks of steps stay as they are."""
-        state.fill_bitmask(self._bitmask.new_empty((1, self._words)), 0, stop_ids, forbidden_ids)
 
     def fill_bitmasks(self, rows: Sequence[GrammarRow]) -> GrammarOutput:
         """Return the bitmasks of ``rows``, at most ``max_num_seqs``. The next call overwrites them: the

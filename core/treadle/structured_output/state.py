@@ -90,6 +90,15 @@ class StructuredOutputState:
             return
         self.restrict(line, is_accepting, stop_ids, forbidden_ids)
 
+    def check_first_token(
+        self, vocab_size: int, stop_ids: Collection[int], forbidden_ids: Collection[int] = ()
+    ) -> None:
+        """Set ``error`` if no first token is left; some libraries notice only when asked for it."""
+        import torch  # not above: processes that compile grammars come by here without it
+
+        mask = torch.zeros((1, -(-vocab_size // 32)), dtype=torch.int32)
+        self.fill_bitmask(mask, 0, stop_ids, forbidden_ids)
+
     def restrict(
         self,
         line: NDArray[np.uint32],

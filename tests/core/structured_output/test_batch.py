@@ -145,7 +145,7 @@ def test_a_sequence_that_comes_leaves_the_masks_of_a_step_alone(engine: Callable
     in_step, coming = states(Backend(), Counting(3)) + states(None, Counting(4))
     masks_of_step = manager.fill_bitmasks([(0, in_step, (), ())]).bitmask
     before = bytes(masks_of_step)
-    manager.check_first_token(coming, (), (4,))
+    coming.check_first_token(VOCAB, (), (4,))
     assert coming.error_param == "bad_words" and bytes(masks_of_step) == before
 
 
