@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.api.structured_output import SupportsGrammarBatches
 from treadle.processes.failure import is_for_process
 from treadle.structured_output.state import StructuredOutputState
 
@@ -32,13 +30,10 @@ def fill_bitmasks(rows: Sequence[GrammarRow], bitmask: Tensor, vocab_size: int) 
 
     ``bitmask`` is int32 ``[at least len(rows), vocab_size // 32 + 1]``.
     """
-    batches: dict[SupportsGrammarBatches, list[int]] = defaultdict(list)
-    single = []
-    for index, (_, state, *_) in enumerate(rows):
-        if state.batches is None:
-            single.append(index)
-        else:
-            batches[state.batches].append(index)
+    batches: dict[Any, list[int]] = {}  # by SupportsGrammarBatches
+    for index, row in enumerate(rows):
+        batches.setdefault(row[1].batches, []).append(index)
+    single = batches.pop(None, [])
     words = bitmask.numpy().view(np.uint32)[: len(rows)]
     for backend, indices in batches.items():
         try:
@@ -51,7 +46,7 @@ def fill_bitmasks(rows: Sequence[GrammarRow], bitmask: Tensor, vocab_size: int) 
             single += indices
             continue
         words[:, -1] &= np.uint32((1 << (vocab_size & 31)) - 1)
-        is_common = np.atleast_1d(words[:, :COMMON_WORDS].any(axis=1))
+        is_common = np.atleast_1d(words[:, :COMMON_WORDS].any(axis=1)).tolist()
         for index, is_accepting in zip(indices, results, strict=True):
             _, state, stop_ids, forbidden_ids = rows[index]
             if is_accepting is None:
@@ -71,15 +66,11 @@ def fill_bitmasks(rows: Sequence[GrammarRow], bitmask: Tensor, vocab_size: int) 
 
 def accept_tokens(rows: Iterable[tuple[StructuredOutputState, int]]) -> None:
     """The sequences have gained a token each, which is no stop id: set their ``has_ended``."""
-    batches: dict[SupportsGrammarBatches, list[tuple[StructuredOutputState, int]]] = defaultdict(
-        list
-    )
+    batches: dict[Any, list[tuple[StructuredOutputState, int]]] = {}  # as above
     for row in rows:
-        state, token = row
-        if state.batches is not None:
-            batches[state.batches].append(row)
-        else:
-            state.accept_token(token)
+        batches.setdefault(row[0].batches, []).append(row)
+    for state, token in batches.pop(None, ()):
+        state.accept_token(token)
     for backend, batch in batches.items():
         states, tokens = zip(*batch, strict=True)
         try:

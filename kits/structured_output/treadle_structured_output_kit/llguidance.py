@@ -96,13 +96,11 @@ class LLGuidanceCompiler:
         order = _in_turn(matchers)
         pairs = [(matchers[i].library, tokens[i]) for i in order]
         results: list[bool | None] = [None] * len(matchers)
-        for i, is_accepted in zip(
-            order, self._threads(len(pairs)).consume_token_par(pairs), strict=True
-        ):
+        are_accepted = self._threads(len(pairs)).consume_token_par(pairs)
+        for i, (library, token), is_accepted in zip(order, pairs, are_accepted, strict=True):
             if is_accepted:
-                matcher = matchers[i]
-                matcher.tokens.append(tokens[i])
-                results[i] = matcher.library.is_stopped() and matcher.is_accepting
+                matchers[i].tokens.append(token)
+                results[i] = library.is_stopped() and library.is_accepting()
         return results
 
     def _threads(self, size: int) -> LLExecutor:

@@ -180,10 +180,10 @@ def _of_plain(
     matchers: Sequence[GrammarMatcher], values: Sequence[int], call: Batch
 ) -> list[bool | None]:
     """Return what ``call`` does for the library's own matchers, ``None`` for each of the others."""
+    if set(map(type, matchers)) == {LLGuidanceMatcher}:
+        return call(matchers, values)  # type: ignore[arg-type]
     pairs = list(zip(matchers, values, strict=True))
     plain = [(m, value) for m, value in pairs if isinstance(m, LLGuidanceMatcher)]
     results = call([m for m, _ in plain], [value for _, value in plain]) if plain else []
-    if len(plain) == len(pairs):
-        return results
     found = iter(results)
     return [next(found) if isinstance(m, LLGuidanceMatcher) else None for m in matchers]
