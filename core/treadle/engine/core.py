@@ -7,6 +7,8 @@ import random
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
+from copy import copy
+from dataclasses import fields
 
 from treadle.api.kinds import EXECUTORS, LOGITS_PROCESSORS, SCHEDULING_POLICIES, STAT_LOGGERS
 from treadle.api.requests import EngineRequest, TokenOutput
@@ -266,6 +268,7 @@ class EngineCore:
     @property
     def stats(self) -> EngineStats:
         scheduler, counters, pools = self.scheduler, self.scheduler.counters, self._cache.pools
+        totals = {f.name: copy(getattr(counters, f.name)) for f in fields(counters)}
         num_pages = sum(p.capacity for p in pools)
         return EngineStats(
             num_steps=self._steps,
@@ -273,14 +276,7 @@ class EngineCore:
             num_waiting=len(scheduler.waiting) + len(self._waiting_for_grammar),
             num_pages=num_pages,
             num_used_pages=sum(p.num_used for p in pools),
-            prompt_tokens=counters.prompt_tokens,
-            generation_tokens=counters.generation_tokens,
-            step_tokens=counters.step_tokens,
-            steps_by_tokens=dict(counters.steps_by_tokens),
-            prefix_cache_queries=counters.prefix_cache_queries,
-            prefix_cache_hits=counters.prefix_cache_hits,
-            num_preemptions=counters.num_preemptions,
-            finished=dict(counters.finished),
+            **totals,
             step_seconds=self._step_seconds,
             integrity_faults=self._integrity_faults,
             compilations_in_service=self._compilations,

@@ -137,7 +137,11 @@ class StructuredOutputState:
                 self._reasoning, self.batches = None, self._backend
             self._opener = None
         if self._reasoning is not None:
-            self._reason(self._reasoning, token)
+            try:
+                if not self._reasoning(token):
+                    self._reasoning, self.batches = None, self._backend
+            except BaseException as error:
+                self._fail("the reasoning before the grammar failed", error)
             return
         try:
             if self._matcher.accept_token(token):
@@ -161,13 +165,6 @@ class StructuredOutputState:
     def fail(self, error: BaseException) -> None:
         """The matcher has raised ``error``: the sequence cannot go on."""
         self._fail("the grammar failed", error, "structured_outputs")
-
-    def _reason(self, is_reasoning: Callable[[int], bool], token: int) -> None:
-        try:
-            if not is_reasoning(token):
-                self._reasoning, self.batches = None, self._backend
-        except BaseException as error:
-            self._fail("the reasoning before the grammar failed", error)
 
     def _fail(self, context: str, error: BaseException, param: str | None = None) -> None:
         if is_for_process(error):
