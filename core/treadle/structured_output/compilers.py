@@ -83,8 +83,12 @@ class Compilers:
                         batches,
                         verdict.unenforced or rejections.get(backend),
                     )
-                    self._check_first_token(backend, compiled)
-                    return compiled
+                    state = StructuredOutputState(compiled.grammar.matcher())
+                    # Any id may end an empty output, if it is complete.
+                    state.check_first_token(self._vocab_size, (0,))
+                    if state.error is None:
+                        return compiled
+                    raise RequestError(f"{backend}: {state.error}", param="structured_outputs")
                 rejections[backend] = verdict.rejection
                 refusals.append(f"{backend}: {verdict.rejection}")
             except RequestError as error:
@@ -96,14 +100,6 @@ class Compilers:
             "no structured output backend can enforce this: " + "; ".join(refusals),
             param="structured_outputs",
         )
-
-    def _check_first_token(self, backend: str, compiled: SizedGrammar) -> None:
-        """Raise ``RequestError`` for a grammar without a first token."""
-        state = StructuredOutputState(compiled.grammar.matcher())
-        # Any id may end an empty output, if it is complete.
-        state.check_first_token(self._vocab_size, (0,))
-        if state.error is not None:
-            raise RequestError(f"{backend}: {state.error}", param="structured_outputs")
 
     def warm(self, backend: str) -> None:
         """Make a backend ready here and in its process. Seconds for a large vocabulary."""
