@@ -4,6 +4,7 @@
 
     python benchmarks/structured_output.py                 # with the tokenizer of the demo model
     python benchmarks/structured_output.py --vocab 151936  # with a synthetic vocabulary: a backend's work only
+    python benchmarks/structured_output.py --record demo:treadle-demo  # 5 only, with a model
 
 1.  Each backend on its own, in one thread: CPU time until it is ready and to compile a few
     grammars, then the time to fill the mask of a row and to accept a token, along texts that are
@@ -14,6 +15,8 @@
     for, of another client and of the same one.
 4.  Milliseconds of CPU time of a step in which every row is inside of a JSON string, and in which
     none is.
+5.  Tokens per second of a record of fixed keys and short values, with the tokens that the grammar
+    forces computed together and one by one.
 
 Of 2 and 4 the best of five passes, of 3 the worst; only the first grammar comes once.
 """
@@ -34,6 +37,7 @@ from typing import Any
 import torch
 from treadle_hf_tokenizer.tokenizer import AutoTokenizer
 
+from treadle import LLM
 from treadle.api.files import ModelFiles
 from treadle.api.kinds import STRUCTURED_OUTPUT
 from treadle.api.requests import EngineRequest
@@ -45,6 +49,7 @@ from treadle.engine.core import EngineCore
 from treadle.plugins import PluginManager
 from treadle.processes.isolated import limit_cpu, limit_memory
 from treadle.structured_output.checker import CPU_SECONDS, MEMORY
+from treadle.structured_output.state import StructuredOutputState
 from treadle.testing.grammar_vocabulary import SmallTokenizer
 
 TEXT = {"type": "string"}
@@ -320,17 +325,72 @@ def engines(names: list[str]) -> None:
         )
 
 
+# ------------------------------------------------------------- tokens that the grammar forces
+
+NAMES = ("temperature", "humidity", "pressure", "wind_speed", "visibility", "cloud_cover")
+VALUES = {
+    **{name: {"type": "integer", "minimum": 0, "maximum": 99} for name in NAMES},
+    "condition": {"enum": ["clear sky", "overcast", "thunderstorm"]},
+    "unit_system": {"enum": ["metric", "imperial"]},
+}
+RECORD = {
+    "type": "object",
+    "properties": VALUES,
+    "required": list(VALUES),
+    "additionalProperties": False,
+}
+
+
+def records(model: str, load_format: str, tokenizer: str) -> None:
+    """Print both rates, in turns. ``tokenizer`` is that of a model without one."""
+    ways: dict[str, Callable[..., list[int]]] = {
+        "together": StructuredOutputState.forced_tokens,
+        "one by one": lambda _: [],
+    }
+    shape = {"tokenizer": tokenizer, "hf_overrides": {"vocab_size": demo().vocab_size}}
+    options: dict[str, Any] = {"load_format": load_format} | (shape if tokenizer else {})
+    with LLM(model=model, max_model_len=1024, **options) as llm:
+        guided = StructuredOutputsParams(json=RECORD, disable_any_whitespace=True)
+        for rows in BATCHES:
+            params = [
+                SamplingParams(temperature=1.0, seed=i, max_tokens=300, structured_outputs=guided)
+                for i in range(rows)
+            ]
+            rates: dict[str, list[float]] = {way: [] for way in ways}
+            steps: dict[str, int] = {}
+            outputs: dict[str, list[list[int]]] = {}
+            llm.generate(["The weather:"] * rows, params, use_tqdm=False)
+            for way in list(ways) * PASSES:
+                setattr(StructuredOutputState, "forced_tokens", ways[way])  # noqa: B010
+                first, start = llm.stats.num_steps, time.perf_counter()
+                done = llm.generate(["The weather:"] * rows, params, use_tqdm=False)
+                seconds = time.perf_counter() - start
+                outputs[way] = [output.outputs[0].token_ids for output in done]
+                rates[way].append(sum(map(len, outputs[way])) / seconds)
+                steps[way] = llm.stats.num_steps - first
+            print(f"{rows} rows of about {len(outputs['together'][0])} tokens: ", end="")
+            print("; ".join(f"{way} {max(rates[way]):.1f}/s, {steps[way]} steps" for way in ways))
+            same = sum(map(list.__eq__, *outputs.values()))
+            print(f"{same} of {rows} outputs are the same")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--vocab", type=int, help="size of a synthetic vocabulary")
+    parser.add_argument("--record", metavar="MODEL", help="measure 5 only, with this model")
+    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--tokenizer", default="", help="for a model that has none")
     parser.add_argument("--backend", action="append", help="repeatable; default: all")
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="longest walk through one grammar"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.record:
+        records(options.record, options.load_format, options.tokenizer)
+        return
     plugins = PluginManager()
     names = options.backend or list(plugins.keys("structured_output"))
     backends(plugins, names, options.vocab, options.seconds)
