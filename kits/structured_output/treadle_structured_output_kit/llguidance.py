@@ -34,6 +34,8 @@ THREADS = {64: 4, 1 << 30: 12}
 MAX_AUTOMATA = 16
 MAX_TEXTS, MAX_TEXT = 4096, 128
 """Texts without a choice whose ids are kept, and the characters of one: every row has the same."""
+BEFORE = b"\n"
+"""What no tokenizer merges with the text behind it, if it can help it."""
 MAX_AUTOMATON_SECONDS = 0.01
 """CPU time that compiling a grammar may take so that it gets an automaton for each few sequences."""
 MAX_REPLAY_SECONDS = 0.05
@@ -266,12 +268,27 @@ class _Vocabulary:
         return self._encode(text) if len(text) < MAX_TEXT else self._encode_text(text)
 
     def _encode_text(self, text: str | bytes) -> list[int]:
-        decoded = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        ids = self._tokenizer.encode(decoded, add_special_tokens=False)
-        if self._special.isdisjoint(ids):
+        data = text if isinstance(text, bytes) else text.encode()
+        ids = self._tokenizer.encode(data.decode("utf-8", "replace"), add_special_tokens=False)
+        if not self._special.isdisjoint(ids):
+            spelled = ((i,) if i not in self._special else self._spell(self.tokens[i]) for i in ids)
+            ids = list(itertools.chain.from_iterable(spelled))
+        if self._bytes(ids) == data:
             return ids
-        spelled = ((i,) if i not in self._special else self._spell(self.tokens[i]) for i in ids)
-        return list(itertools.chain.from_iterable(spelled))
+        return self._encode_behind(data) or list(self._spell(data))
+
+    def _encode_behind(self, data: bytes) -> list[int]:
+        """Encode text as what goes on, for tokenizers that put a space before what begins; empty if none of its
+        tokens begins where it does."""
+        text = (BEFORE + data).decode("utf-8", "replace")
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        for first in range(1, len(ids)):
+            if self._special.isdisjoint(ids[first:]) and self._bytes(ids[first:]) == data:
+                return ids[first:]
+        return []
+
+    def _bytes(self, ids: Sequence[int]) -> bytes:
+        return b"".join(self.tokens[i] for i in ids)
 
     def _spell(self, text: bytes) -> Iterator[int]:
         """Yield ordinary tokens with the bytes of ``text``, the longest first."""
