@@ -20,16 +20,17 @@ EXPERTS_TILES = (*FOLDED_TILES[:3], FOLDED_LAST)
 EXPERTS_LAST = Tile(128, 128, 4, 3, 1)
 
 
-def max_rows(levels: Levels, *, has_offsets: bool) -> int:
+def max_rows(levels: Levels, *, has_offsets: bool, folds: bool = False) -> int:
     """Beyond, the weight is unpacked and multiplied by the vendor's product.
 
     Measured on one H100 over the shapes of Qwen3-8B: for 256 rows and bytes the kernel takes 32, 28, 98 and 64
     us, unpacking and cuBLAS 55, 37, 203 and 112. Four bits take 70, 43, 209 and 113 of 52, 34, 192 and 106, and
-    half as long for 128 rows. Sums of activations for offsets cost as much again, from 64 rows on.
+    half as long for 128 rows. Sums of activations for offsets cost as much again, from 64 rows on. MXFP4, whose
+    scales are folded, takes 60, 36, 136 and 94 for 256 rows, NVFP4 73, 47, 166 and 128 of 56, 37, 205 and 113.
     """
     if has_offsets:
         return 32
-    return 256 if isinstance(levels, str) else 128
+    return 256 if isinstance(levels, str) or folds else 128
 
 
 def choose_packed_tile(
@@ -40,7 +41,7 @@ def choose_packed_tile(
     Folding takes 11.6, 9.1, 26.9 and 17.3 us for one row and MXFP4, 24.3, 20.9, 64.8 and 35.6 for 64, and 45, 27, 73
     and 55 for 128, on one H100 over the shapes of Qwen3-8B.
     """
-    if not 1 <= rows <= max_rows(levels, has_offsets=has_offsets):
+    if not 1 <= rows <= max_rows(levels, has_offsets=has_offsets, folds=folds):
         return None
     return tile_of(rows, folds=folds)
 
