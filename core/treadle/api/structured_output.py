@@ -91,7 +91,7 @@ class GrammarCompiler(Protocol):
 class SupportsForcedTokens(Protocol):
     """Optional, of a ``GrammarMatcher``: knows the tokens that must follow, without a mask for each.
 
-    The core adds them to the sequence, and the model computes them in one step.
+    On a CPU the core adds them to the sequence, and the model computes them in one step.
     """
 
     def forced_tokens(self) -> list[int]:

@@ -298,7 +298,6 @@ class Scheduler:
             for s, token in sampled
             if s.grammar_state is not None
             and not s.finished
-            and s not in step.jumped
             and not (token in s.stop_token_ids and s.num_output_tokens >= s.params.min_tokens)
         )
 
@@ -309,10 +308,11 @@ class Scheduler:
         what each token needs.
         """
         page_size, logprobs = self.cache.page_size, result.logprobs
+        may_jump = not self._in_flight
         decodes = zip(step.sequences[: step.num_decodes], result.sampled_token_ids, strict=False)
         outputs = []
         for row, (sequence, token) in enumerate(decodes):
-            if sequence.finished or sequence in step.jumped:
+            if sequence.finished:
                 continue
             token_ids = sequence.token_ids
             computed = len(token_ids)
@@ -322,7 +322,10 @@ class Scheduler:
             if (
                 token in sequence.stop_token_ids
                 or computed + 1 >= sequence.max_num_tokens
-                or sequence.grammar_state is not None
+                or (
+                    sequence.grammar_state is not None
+                    and (may_jump or sequence.grammar_state.has_ended)
+                )
                 or row in logprobs
             ):
                 outputs.append(self._advance(sequence, token, logprobs.get(row)))
@@ -356,7 +359,7 @@ class Scheduler:
     ) -> TokenOutput:
         first, state = sequence.num_output_tokens == 1, sequence.grammar_state
         tokens, (reason, stop) = [token], self._stops(sequence, token)
-        if reason is None and state is not None and sequence.may_jump:
+        if reason is None and state is not None and sequence.may_jump and not self._in_flight:
             tokens += self._jump(sequence, state)
             reason, stop = self._stops(sequence, tokens[-1])
         if (error := _grammar_error(sequence)) is not None:
@@ -377,19 +380,14 @@ class Scheduler:
         return output
 
     def _jump(self, sequence: SequenceState, state: StructuredOutputState) -> list[int]:
-        """Append the tokens that the grammar forces, and return them. They are computed as a prompt is.
-
-        A step in flight computes the token before them, and samples the first of them once more.
-        """
+        """Append the tokens that the grammar forces, and return them. They are computed as a prompt is."""
         forced = state.forced_tokens()[: sequence.max_num_tokens - len(sequence.token_ids)]
-        if len(forced) <= len(self._in_flight) or not sequence.stop_token_ids.isdisjoint(forced):
+        if not forced or not sequence.stop_token_ids.isdisjoint(forced):
             return []
         for token in forced:
             state.accept_token(token)
         sequence.token_ids += forced
         sequence.num_tokens, sequence.last_on_device = len(sequence.token_ids), False
-        for step in self._in_flight:
-            step.jumped.add(sequence)
         self.counters.generation_tokens += len(forced)
         return forced
 
@@ -399,10 +397,7 @@ class Scheduler:
         return [
             (row, s.grammar_state, s.stop_token_ids, s.forbidden_ids())
             for row, s in enumerate(step.sequences)
-            if s.grammar_state is not None
-            and step.needs_sampling[row]
-            and not s.finished
-            and s not in step.jumped
+            if s.grammar_state is not None and step.needs_sampling[row] and not s.finished
         ]
 
     def _stops(self, sequence: SequenceState, token: int) -> tuple[str | None, int | None]:

@@ -20,8 +20,6 @@ class InFlightStep:
         self.sequences: list[SequenceState] = []
         self.preempted: set[SequenceState] = set()
         """Sequences that have lost their pages since the step was scheduled."""
-        self.jumped: set[SequenceState] = set()
-        """Sequences that have gained forced tokens since, so that what is sampled for them is none."""
         self.num_decodes = 0
         self.num_computed_tokens: list[int] = []
         self.num_scheduled_tokens: list[int] = []

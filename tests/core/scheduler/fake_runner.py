@@ -29,9 +29,8 @@ def visible(window: int | None, length: int) -> range:
 
 
 def forced_after(token: int) -> list[int]:
-    """What the "grammar" leaves no choice about after a token: never one token, which would be left
-    to a mask while a step is in flight."""
-    return [(token * 7 + i) % VOCAB for i in range(token % 9)] if token % 9 > 1 else []
+    """What the "grammar" leaves no choice about after a token."""
+    return [(token * 7 + i) % VOCAB for i in range(token % 9)]
 
 
 def oracle(

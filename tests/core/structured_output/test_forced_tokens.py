@@ -117,7 +117,7 @@ def test_no_token_is_another_one(
     if state == "few pages":
         assert jumping.core.stats.num_preemptions > 0
     if state == "alone":
-        assert len(jumps) < 0.8 * len(steps)
+        assert len(jumps) < 0.8 * len(steps) if depth == 0 else len(jumps) == len(steps)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -98,7 +98,7 @@ BUGS = {
         f"{SCHEDULER}._preempt", "self.waiting.push(victim)", "pass"
     ),
     "a row in flight outlives its sequence": Bug(
-        f"{SCHEDULER}._update_decodes", "if sequence.finished or ", "if "
+        f"{SCHEDULER}._update_decodes", "if sequence.finished:", "if False:"
     ),
     "a bitmask is for another row": Bug(
         f"{SCHEDULER}.grammar_rows", "enumerate(step.sequences)", "enumerate(step.sequences[::-1])"
