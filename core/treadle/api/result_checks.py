@@ -149,9 +149,13 @@ def deltas(deltas: Any, *_: Any) -> list[t.Delta]:
 
 def tool_grammar(grammar: Any, *_: Any) -> t.GrammarSpec | None:
     match grammar:
-        case None | t.GrammarSpec(kind=str(), source=str(), options={}):
-            return grammar
-    raise unexpected(grammar, "a grammar whose source is a text")
+        case None:
+            return None
+        case t.GrammarSpec(kind=str(), source=str(), options={**options}):
+            match options.get("heads", ("", "")), options.get("reasoning", ""):
+                case [str(), str()], str():
+                    return grammar
+    raise unexpected(grammar, "a grammar whose source, and two heads if any, are texts")
 
 
 def call_id(made: Any) -> str:

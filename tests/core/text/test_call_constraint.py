@@ -12,6 +12,7 @@ from treadle.api.kinds import STRUCTURED_OUTPUT, TOOL_PARSERS
 from treadle.api.parsers import Tool, ToolCallDelta
 from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.api.structured_output import GrammarSpec
+from treadle.errors import RequestError
 from treadle.plugins import PluginManager
 from treadle.testing.grammars import ByteTokenizer, sample_texts
 from treadle.text.call_constraint import constraint_with_calls
@@ -303,3 +304,17 @@ async def test_a_tag_that_is_a_token_begins_a_call() -> None:
         matcher = grammar.matcher()
         ids = [*b"Now: ", *begin, *(body % arguments).encode(), *end]
         assert (all(map(matcher.accept_token, ids)) and matcher.is_accepting) is expected
+
+
+@pytest.mark.parametrize(
+    "options", [{"heads": "ab"}, {"heads": ["a"]}, {"heads": ["a", 1]}, {"reasoning": None}]
+)
+async def test_options_of_a_plugin_are_checked(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = GrammarSpec("ebnf", 'start: "a"', options)
+    method = "treadle_hermes.parser.Hermes.grammar_for_tool_choice"
+    monkeypatch.setattr(method, lambda *_: spec)
+    answer = StructuredOutputsParams(json=json.dumps(SCHEMA))
+    with pytest.raises(RequestError, match="cannot force a call"):
+        await constraint_with_calls([Tool("f", "", {})], answer, parsers("hermes"), None)
