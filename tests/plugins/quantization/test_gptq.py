@@ -159,6 +159,26 @@ def test_numbers_are_those_of_gptqmodel(bits: int, version: int) -> None:
     torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bits": 4, "sym": True},
+        {"bits": 4, "sym": False},
+        {"bits": 4, "desc_act": True},
+        {"bits": 8},
+        {"bits": 3},
+        {"bits": 2},
+    ],
+    ids=str,
+)
+def test_logits_are_those_of_gptqmodel(options: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("gptqmodel.utils.model_dequant", reason="compares with GPTQModel itself")
+    from quantized_formats.gptq_reference import compare
+
+    compare(tmp_path, options)
+
+
 def test_groups_that_do_not_divide_end_with_a_smaller_one() -> None:
     layer = Layer(96, (32,))
     for format in (GptqFormat(group_size=64), GptqFormat(group_size=64, desc_act=True)):
