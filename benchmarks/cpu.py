@@ -11,6 +11,9 @@ the runtime likes). Each runs in a process of its own, and settings take turns, 
 machine that others use is unfair to all of them alike. Printed are medians over the rounds, ratios to the
 first setting, and how many cores other processes used: with more than a tenth of one, compare
 tokens for each CPU second, and only ratios.
+
+With ``--llama-bench PROGRAM`` and GGUF files of the same shape (``benchmarks/gguf_shape.py`` writes one with random
+weights, ``llama-quantize`` others), llama.cpp takes its turns, too. It decodes and reads prompts; it has no third workload.
 """
 
 from __future__ import annotations
@@ -139,6 +142,19 @@ def rounds(options: argparse.Namespace) -> Iterator[tuple[str, Row]]:
                     row = json.loads(result.stdout.splitlines()[-1])
                     name = f"{kernels}, {threads} thread{'s' * (threads > 1)}"
                     yield name + f", {waiting}" * waits, row
+            for file in options.gguf:
+                row = run_llama_bench(options.llama_bench, file, threads, options.repeats)
+                yield f"llama.cpp {Path(file).stem}, {threads} thread{'s' * (threads > 1)}", row
+
+
+def run_llama_bench(program: str, file: str, threads: int, repeats: int) -> Row:
+    """Return what llama.cpp makes of the workloads that its own benchmark has."""
+    (_, _, answer), (_, prompt, _) = WORKLOADS["decode"], WORKLOADS["prefill"]
+    counts = ["-t", threads, "-p", prompt, "-n", answer, "-r", repeats]
+    command = [program, "-m", file, *map(str, counts), "-o", "json"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    speeds = {bool(test["n_gen"]): float(test["avg_ts"]) for test in json.loads(result.stdout)}
+    return {"decode": speeds[True], "prefill": speeds[False]}
 
 
 def show(rows: Mapping[str, list[Row]]) -> None:
@@ -153,7 +169,9 @@ def show(rows: Mapping[str, list[Row]]) -> None:
     print("|---|" + "---|" * len(names))
     for setting, row in medians.items():
         cells = (
-            f"{row[name]:.2f} |"
+            "– |"
+            if name not in row
+            else f"{row[name]:.2f} |"
             if name in ("others' cores", "GB resident")
             else f"{row[name]:,.0f} ({row[name] / first[name]:.2f}) |"
             for name in names
@@ -169,6 +187,8 @@ def main() -> None:
     parser.add_argument("--waiting", nargs="+", default=WAYS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3, help="runs of a workload in a process")
+    parser.add_argument("--llama-bench", default="llama-bench", help="the program of llama.cpp")
+    parser.add_argument("--gguf", nargs="*", default=[], help="files that it runs")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     for waiting in options.waiting:
