@@ -123,7 +123,7 @@ def _rope_parameters(raw: Mapping[str, Any], default: Mapping[str, Any]) -> dict
         given = {**default, "rope_theta": theta}
     rope = {"rope_theta": theta, "rope_type": "default", **given}
     kind = rope["rope_type"]
-    if kind not in SCALING:
+    if not isinstance(kind, str) or kind not in SCALING:
         return None
     numbers, flags = ("rope_theta", *SCALING[kind]), FLAGS.get(kind, ())
     names = {"rope_type", *numbers}
