@@ -384,6 +384,9 @@ class Scheduler:
         forced = state.forced_tokens()[: sequence.max_num_tokens - len(sequence.token_ids)]
         if not forced or not sequence.stop_token_ids.isdisjoint(forced):
             return []
+        if not all(0 <= token < sequence.vocab_size for token in forced):
+            state.fail(ValueError(f"it forces ids that are no tokens: {forced!r:.99}"))
+            return []
         for token in forced:
             state.accept_token(token)
         sequence.token_ids += forced

@@ -41,6 +41,7 @@ class SequenceState:
     num_prompt_tokens: int = field(init=False)
     num_tokens: int = field(init=False)
     max_num_tokens: int = field(init=False)
+    vocab_size: int = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
     page_tables: list[list[int]] = field(init=False)
     prompt_logprobs: list[TokenLogprobs] | None = field(init=False)
@@ -70,7 +71,7 @@ class SequenceState:
         self.max_num_tokens = self.num_prompt_tokens + min(requested, remaining)
         ends = () if params.ignore_eos else info.eos_token_ids
         self.stop_token_ids = frozenset((*(params.stop_token_ids or ()), *ends))
-        self.page_tables = [[] for _ in info.kv_cache_groups]
+        self.page_tables, self.vocab_size = [[] for _ in info.kv_cache_groups], info.vocab_size
         self.prompt_logprobs = None if params.prompt_logprobs is None else []
         penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         is_plain = penalties == (1.0, 0.0, 0.0) and params.logprobs is None

@@ -285,6 +285,22 @@ def test_a_call_of_a_plugin_is_guarded(
     assert cause in error and driven.until("plain").finish_reason == "length"
 
 
+@pytest.mark.parametrize("ids", [[10**6], [98, -1]])
+def test_ids_that_are_no_tokens_end_their_sequence_alone(
+    engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, ids: list[int]
+) -> None:
+    """A kernel would read the embedding of a token there."""
+    monkeypatch.setattr(Forcing, "accept_token", lambda *_: True)
+    driven = engine()
+    ready: Future[StructuredOutputState] = Future()
+    ready.set_result(StructuredOutputState(Forcing(b"abcabc", ids)))
+    driven.core._structured_output.submit = lambda _: ready
+    driven.add("odd", StructuredOutputsParams(regex="a"), max_tokens=9)
+    driven.add("plain", max_tokens=9, ignore_eos=True)
+    assert "ids that are no tokens" in str(driven.until("odd").error)
+    assert driven.until("plain").finish_reason == "length"
+
+
 @pytest.mark.parametrize("fails", [KeyError("odd"), [98, 99, 100]])
 def test_a_matcher_that_does_not_know_its_grammar_ends_its_sequence(
     engine: Callable[..., Any], fails: Any

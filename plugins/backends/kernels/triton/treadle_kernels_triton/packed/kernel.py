@@ -73,7 +73,7 @@ def packed_kernel(  # noqa: C901
     NUMBER: tl.constexpr = tl.float32 if WIDEN else DTYPE
     CHUNK: tl.constexpr = RUN * PLACES
     FOLD: tl.constexpr = POWER > 0  # scales, times POWER, into the numbers
-    HALF: tl.constexpr = POWER if FOLD else 1.0
+    STEP_POWER: tl.constexpr = POWER if FOLD else 1.0
     STEP: tl.constexpr = NUMBER if FOLD else tl.float32
     FOUR: tl.constexpr = GROUP % CHUNK != 0  # groups of a chunk
     offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -104,15 +104,15 @@ def packed_kernel(  # noqa: C901
     # Beyond the last input there is no group, and what is read there is multiplied by 0.
     last_group = num_groups - 1
     g0 = tl.minimum(first_chunk * CHUNK // GROUP, last_group)
-    s0 = load_steps(scales, g0, offs_n, N, mask_n, HAS_SCALES, STEP, HALF)
+    s0 = load_steps(scales, g0, offs_n, N, mask_n, HAS_SCALES, STEP, STEP_POWER)
     o0 = load_steps(offsets, g0, offs_n, N, mask_n, HAS_OFFSETS)
     if FOUR:
         g1 = tl.minimum((first_chunk * CHUNK + RUN) // GROUP, last_group)
         g2 = tl.minimum((first_chunk * CHUNK + 2 * RUN) // GROUP, last_group)
         g3 = tl.minimum((first_chunk * CHUNK + 3 * RUN) // GROUP, last_group)
-        s1 = load_steps(scales, g1, offs_n, N, mask_n, HAS_SCALES, STEP, HALF)
-        s2 = load_steps(scales, g2, offs_n, N, mask_n, HAS_SCALES, STEP, HALF)
-        s3 = load_steps(scales, g3, offs_n, N, mask_n, HAS_SCALES, STEP, HALF)
+        s1 = load_steps(scales, g1, offs_n, N, mask_n, HAS_SCALES, STEP, STEP_POWER)
+        s2 = load_steps(scales, g2, offs_n, N, mask_n, HAS_SCALES, STEP, STEP_POWER)
+        s3 = load_steps(scales, g3, offs_n, N, mask_n, HAS_SCALES, STEP, STEP_POWER)
         o1 = load_steps(offsets, g1, offs_n, N, mask_n, HAS_OFFSETS)
         o2 = load_steps(offsets, g2, offs_n, N, mask_n, HAS_OFFSETS)
         o3 = load_steps(offsets, g3, offs_n, N, mask_n, HAS_OFFSETS)
@@ -131,7 +131,7 @@ def packed_kernel(  # noqa: C901
         next_k = tl.minimum(chunk + 1, end_chunk - 1) * CHUNK
         t0, p0 = s0, o0
         g0 = tl.minimum(next_k // GROUP, last_group)
-        s0 = load_steps(scales, g0, offs_n, N, mask_n, HAS_SCALES, STEP, HALF)
+        s0 = load_steps(scales, g0, offs_n, N, mask_n, HAS_SCALES, STEP, STEP_POWER)
         o0 = load_steps(offsets, g0, offs_n, N, mask_n, HAS_OFFSETS)
         x1 = _load_x(x, x_rows, offs_k + RUN, K, stride, mask_m, EVEN_K, WIDEN)
         if PLACES == 4:
@@ -144,9 +144,9 @@ def packed_kernel(  # noqa: C901
                 g1 = tl.minimum((next_k + RUN) // GROUP, last_group)
                 g2 = tl.minimum((next_k + 2 * RUN) // GROUP, last_group)
                 g3 = tl.minimum((next_k + 3 * RUN) // GROUP, last_group)
-                s1 = load_steps(scales, g1, offs_n, N, mask_n, True, STEP, HALF)
-                s2 = load_steps(scales, g2, offs_n, N, mask_n, True, STEP, HALF)
-                s3 = load_steps(scales, g3, offs_n, N, mask_n, True, STEP, HALF)
+                s1 = load_steps(scales, g1, offs_n, N, mask_n, True, STEP, STEP_POWER)
+                s2 = load_steps(scales, g2, offs_n, N, mask_n, True, STEP, STEP_POWER)
+                s3 = load_steps(scales, g3, offs_n, N, mask_n, True, STEP, STEP_POWER)
         elif not FOUR or not (HAS_SCALES or HAS_OFFSETS):
             part = tl.dot(w0, x0) if HAS_SCALES or HAS_OFFSETS else tl.dot(w0, x0, acc)
             part = tl.dot(w1, x1, part)
@@ -163,7 +163,7 @@ def packed_kernel(  # noqa: C901
         else:
             t1, p1 = s1, o1
             g1 = tl.minimum((next_k + RUN) // GROUP, last_group)
-            s1 = load_steps(scales, g1, offs_n, N, mask_n, HAS_SCALES, STEP, HALF)
+            s1 = load_steps(scales, g1, offs_n, N, mask_n, HAS_SCALES, STEP, STEP_POWER)
             o1 = load_steps(offsets, g1, offs_n, N, mask_n, HAS_OFFSETS)
             acc = _add_group(acc, tl.dot(w0, x0), x0, t0, p0, HAS_SCALES, HAS_OFFSETS)
             acc = _add_group(acc, tl.dot(w1, x1), x1, t1, p1, HAS_SCALES, HAS_OFFSETS)
@@ -171,8 +171,8 @@ def packed_kernel(  # noqa: C901
                 t2, p2, t3, p3 = s2, o2, s3, o3
                 g2 = tl.minimum((next_k + 2 * RUN) // GROUP, last_group)
                 g3 = tl.minimum((next_k + 3 * RUN) // GROUP, last_group)
-                s2 = load_steps(scales, g2, offs_n, N, mask_n, HAS_SCALES, STEP, HALF)
-                s3 = load_steps(scales, g3, offs_n, N, mask_n, HAS_SCALES, STEP, HALF)
+                s2 = load_steps(scales, g2, offs_n, N, mask_n, HAS_SCALES, STEP, STEP_POWER)
+                s3 = load_steps(scales, g3, offs_n, N, mask_n, HAS_SCALES, STEP, STEP_POWER)
                 o2 = load_steps(offsets, g2, offs_n, N, mask_n, HAS_OFFSETS)
                 o3 = load_steps(offsets, g3, offs_n, N, mask_n, HAS_OFFSETS)
                 acc = _add_group(acc, tl.dot(w2, x2), x2, t2, p2, HAS_SCALES, HAS_OFFSETS)
