@@ -285,18 +285,24 @@ def test_a_call_of_a_plugin_is_guarded(
     assert cause in error and driven.until("plain").finish_reason == "length"
 
 
+def run_odd(engine: Callable[..., Any], fails: Any) -> Any:
+    """Return an engine with a request whose matcher ``fails``, and one without a grammar."""
+    driven = engine()
+    ready: Future[StructuredOutputState] = Future()
+    ready.set_result(StructuredOutputState(Forcing(b"abcabc", fails)))
+    driven.core._structured_output.submit = lambda _: ready
+    driven.add("odd", StructuredOutputsParams(regex="a"), max_tokens=9)
+    driven.add("plain", max_tokens=9, ignore_eos=True)
+    return driven
+
+
 @pytest.mark.parametrize("ids", [[10**6], [98, -1]])
 def test_ids_that_are_no_tokens_end_their_sequence_alone(
     engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, ids: list[int]
 ) -> None:
     """A kernel would read the embedding of a token there."""
     monkeypatch.setattr(Forcing, "accept_token", lambda *_: True)
-    driven = engine()
-    ready: Future[StructuredOutputState] = Future()
-    ready.set_result(StructuredOutputState(Forcing(b"abcabc", ids)))
-    driven.core._structured_output.submit = lambda _: ready
-    driven.add("odd", StructuredOutputsParams(regex="a"), max_tokens=9)
-    driven.add("plain", max_tokens=9, ignore_eos=True)
+    driven = run_odd(engine, ids)
     assert "ids that are no tokens" in str(driven.until("odd").error)
     assert driven.until("plain").finish_reason == "length"
 
@@ -305,12 +311,7 @@ def test_ids_that_are_no_tokens_end_their_sequence_alone(
 def test_a_matcher_that_does_not_know_its_grammar_ends_its_sequence(
     engine: Callable[..., Any], fails: Any
 ) -> None:
-    driven = engine()
-    ready: Future[StructuredOutputState] = Future()
-    ready.set_result(StructuredOutputState(Forcing(b"abcabc", fails)))
-    driven.core._structured_output.submit = lambda _: ready
-    driven.add("odd", StructuredOutputsParams(regex="a"), max_tokens=9)
-    driven.add("plain", max_tokens=9, ignore_eos=True)
+    driven = run_odd(engine, fails)
     words = "KeyError: 'odd'" if isinstance(fails, Exception) else "does not allow token 100"
     assert words in str(driven.until("odd").error)
     assert driven.until("plain").finish_reason == "length"
