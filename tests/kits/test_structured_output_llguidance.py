@@ -1,9 +1,10 @@
-"""llguidance with tokenizers that put a space before what they encode, as Llama 2's does."""
+"""llguidance: rows together, and tokenizers that put a space before what they encode, as Llama 2's does."""
 
 from __future__ import annotations
 
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from treadle.api.files import ModelFiles
 
 pytest.importorskip("llguidance")
 
-from treadle_structured_output_kit.llguidance import LLGuidanceCompiler
+from treadle_structured_output_kit.llguidance import LLGuidanceCompiler, _Vocabulary
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -78,3 +79,39 @@ def test_what_a_mask_allows_is_accepted(compiler: LLGuidanceCompiler, kind: str)
             token = rng.choice(allowed)
             assert matcher.accept_token(token), token
         assert ended
+
+
+@pytest.mark.parametrize("count", [3, 80])
+def test_rows_together_get_what_each_would_and_no_thread_asks_for_ids(
+    compiler: LLGuidanceCompiler, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of the library that asks the tokenizer waits for the interpreter, each time anew."""
+    callers: set[int] = set()
+    ask = _Vocabulary.__call__
+
+    def observed(vocabulary: _Vocabulary, text: str | bytes) -> list[int]:
+        callers.add(threading.get_ident())
+        return ask(vocabulary, text)
+
+    monkeypatch.setattr(_Vocabulary, "__call__", observed)
+    grammar = compiler.compile_json_schema(SCHEMA, whitespace_pattern="")
+    together = [grammar.matcher() for _ in range(count)]
+    alone = [grammar.matcher() for _ in range(count)]
+    rng, words = random.Random(0), compiler._vocab_size // 32 + 1
+    for _ in range(5):
+        masks = torch.zeros((count, words), dtype=torch.int32)
+        expected = torch.zeros((count, words), dtype=torch.int32)
+        rows = rng.sample(range(count), count)
+        accepting = compiler.fill_bitmasks(together, masks, rows)
+        tokens = []
+        for matcher, row in zip(alone, rows, strict=True):
+            matcher.fill_bitmask(expected, row)
+            bits = expected[row].numpy().view("uint8")
+            ids = [i for i in range(compiler._vocab_size) if bits[i // 8] >> i % 8 & 1]
+            tokens.append(rng.choice(ids))
+            assert matcher.accept_token(tokens[-1])
+        last = compiler._vocab_size % 32
+        masks[:, -1] &= (1 << last) - 1  # the id after the vocabulary is the library's own
+        assert torch.equal(masks, expected) and accepting == [False] * count
+        assert compiler.accept_tokens(together, tokens) == [m.is_terminated for m in alone]
+    assert callers == {threading.get_ident()}

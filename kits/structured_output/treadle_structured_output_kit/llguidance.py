@@ -29,8 +29,8 @@ __all__ = ("LLGuidanceCompiler", "LLGuidanceGrammar", "LLGuidanceMatcher")
 
 DEAD_END = "NoExtensionBias"
 """The library's word for a grammar that allows no token: an error of its, and an empty mask."""
-THREADS = {64: 4, 1 << 30: 12}
-"""Threads for batches of at most so many sequences: to wake one takes as long as several masks."""
+MANY_ROWS, THREADS = 65, 4
+"""From how many rows on threads share them, and how many do: to wake one takes as long as several masks."""
 MAX_AUTOMATA = 16
 MAX_TEXTS, MAX_TEXT = 4096, 128
 """Texts without a choice whose ids are kept, and the characters of one: every row has the same."""
@@ -54,7 +54,6 @@ class LLGuidanceCompiler:
         # the core's, and any of the model's may be an ordinary token of a grammar.
         wrapper = TokenizerWrapper(_Vocabulary(tokenizer, vocab_size))
         self._tokenizer = LLTokenizer(wrapper, n_vocab=vocab_size + 1, eos_token=vocab_size)
-        self._executors: dict[int, LLExecutor] = {}
 
     def compile_json_schema(
         self,
@@ -84,33 +83,43 @@ class LLGuidanceCompiler:
     ) -> list[bool | None]:
         """Do what ``SupportsGrammarBatches`` says."""
         num_rows, num_words = bitmask.shape
-        pairs = [(matchers[i].library, rows[i]) for i in _in_turn(matchers)]
-        self._threads(len(pairs)).unsafe_compute_mask_ptr(
-            pairs, bitmask.data_ptr(), num_words * 4, num_rows
-        )
+        first, size = bitmask.data_ptr(), num_words * 4
         libraries = [matcher.library for matcher in matchers]
+        if len(matchers) < MANY_ROWS:
+            for library, row in zip(libraries, rows, strict=True):
+                library.unsafe_compute_mask_ptr(first + row * size, size)
+        else:
+            for library in libraries:
+                # Where text is forced, the library asks the tokenizer for its ids, which is Python. Each of
+                # its threads would wait for the interpreter. It remembers what it was told here.
+                library.compute_ff_tokens()
+            pairs = [(libraries[i], rows[i]) for i in _in_turn(matchers)]
+            self._threads.unsafe_compute_mask_ptr(pairs, first, size, num_rows)
         return [None if x.is_error() else x.is_accepting() for x in libraries]
 
     def accept_tokens(
         self, matchers: Sequence[LLGuidanceMatcher], tokens: Sequence[int]
     ) -> list[bool | None]:
         """Do what ``SupportsGrammarBatches`` says."""
-        order = _in_turn(matchers)
-        pairs = [(matchers[i].library, tokens[i]) for i in order]
+        order: Sequence[int] = range(len(matchers))
+        if len(matchers) < MANY_ROWS:
+            accepted = [m.library.consume_token(t) for m, t in zip(matchers, tokens, strict=True)]
+        else:
+            order = _in_turn(matchers)
+            pairs = [(matchers[i].library, tokens[i]) for i in order]
+            accepted = self._threads.consume_token_par(pairs)
         results: list[bool | None] = [None] * len(matchers)
-        are_accepted = self._threads(len(pairs)).consume_token_par(pairs)
-        for i, (library, token), is_accepted in zip(order, pairs, are_accepted, strict=True):
+        for i, is_accepted in zip(order, accepted, strict=True):
             if is_accepted:
-                matchers[i].tokens.append(token)
-                results[i] = library.is_stopped() and library.is_accepting()
+                matcher = matchers[i]
+                matcher.tokens.append(tokens[i])
+                results[i] = matcher.library.is_stopped() and matcher.library.is_accepting()
         return results
 
-    def _threads(self, size: int) -> LLExecutor:
-        """Return the threads for a batch, made when it comes: forks, which compile, have none."""
-        count = min(next(n for limit, n in THREADS.items() if size <= limit), os.cpu_count() or 1)
-        if count not in self._executors:
-            self._executors[count] = LLExecutor(count)
-        return self._executors[count]
+    @cached_property
+    def _threads(self) -> LLExecutor:
+        """The threads for many rows, made with the first: forks, which compile, have none."""
+        return LLExecutor(min(THREADS, os.cpu_count() or 1))
 
     def _compile(self, source: str) -> LLGuidanceGrammar:
         return LLGuidanceGrammar(self._tokenizer, source, self._vocab_size)
