@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -45,9 +46,8 @@ def grammar_spec(params: StructuredOutputsParams) -> GrammarSpec:
         case "json_object":
             return GrammarSpec("json_object", "{}", options)
         case "regex":
-            return GrammarSpec(
-                "regex", _text("guided_regex", str(params.regex), MAX_REGEX), options
-            )
+            source = _text("guided_regex", str(params.regex), MAX_REGEX)
+            return GrammarSpec("regex", source, options)
         case "choice":
             return GrammarSpec("choice", _choices(params.choice or []), options)
     grammar = str(params.grammar)
@@ -119,31 +119,33 @@ def _brackets(text: str) -> int:
 
 def _schema(name: str, schema: Any) -> str:
     """Return a schema or a structural tag as JSON text. Raises ``RequestError`` if it is none."""
-    if isinstance(schema, str):
-        _check_size(name, schema, MAX_SCHEMA)
+    if not isinstance(schema, str):
         try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"{name} is not JSON: {error}", param=name) from error
-    if not isinstance(schema, dict) and (name != "guided_json" or not isinstance(schema, bool)):
-        raise RequestError(
-            f"{name} is {type(schema).__name__}; it must be a JSON object", param=name
-        )
+            schema = msgspec.json.encode(schema).decode()
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise RequestError(f"{name} cannot be written as JSON: {error}", param=name) from error
+    return _checked(name, schema)
+
+
+@lru_cache(64)  # many requests have the same
+def _checked(name: str, text: str) -> str:
     # Its size comes first: whatever else is done with it takes time for each of its parts.
+    _check_size(name, text, MAX_SCHEMA)
     try:
-        source = msgspec.json.encode(schema).decode()
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise RequestError(f"{name} cannot be written as JSON: {error}", param=name) from error
-    _check_size(name, source, MAX_SCHEMA)
-    check_json(name, json.loads(source))
-    return source
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{name} is not JSON: {error}", param=name) from error
+    if not isinstance(schema, dict) and (name != "guided_json" or not isinstance(schema, bool)):
+        kind = type(schema).__name__
+        raise RequestError(f"{name} is {kind}; it must be a JSON object", param=name)
+    check_json(name, schema)
+    return msgspec.json.encode(schema).decode()
 
 
 def _choices(choices: list[str]) -> str:
     if not choices or len(choices) > MAX_CHOICES or not all(choices):
         raise RequestError(
-            f"guided_choice has {len(choices)} entries; 1 to {MAX_CHOICES} non-empty texts are "
-            "allowed",
+            f"guided_choice has {len(choices)} entries; allowed are 1 to {MAX_CHOICES} texts, none empty",
             param="guided_choice",
         )
     return _check_size("guided_choice", json.dumps(choices, ensure_ascii=False), MAX_SCHEMA)
