@@ -90,12 +90,8 @@ def answers_to() -> dict[str, OptionName]:
     }
 
 
-def _option(name: str) -> str:
-    return f"option {name}"
-
-
 def translate(
-    name: str, value: Any, spell: Callable[[str], str] = _option
+    name: str, value: Any, spell: Callable[[str], str] = "option {}".format
 ) -> Iterator[tuple[str, Any]]:
     """Yield treadle's name and value of an option, nothing if it has no effect; log what differs.
 

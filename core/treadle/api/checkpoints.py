@@ -106,7 +106,8 @@ def checked_path(root: Path, name: str) -> Path | None:
         if not os.path.lexists(path):
             return None
         home, target = Path(os.path.realpath(root)), Path(os.path.realpath(path, strict=True))
-        if not (target.is_relative_to(home) or _is_hub_blob(home, target)):
+        hubs = (folder.parent for folder in home.parents if folder.name == "snapshots")
+        if not (target.is_relative_to(home) or target.parent in (hub / "blobs" for hub in hubs)):
             raise CheckpointError(
                 f"{path} is a link to {target}, outside of the checkpoint's folder; copy the file "
                 "into the folder"
@@ -192,13 +193,6 @@ def _entries(root: Path) -> Iterator[str]:
         for name in names:
             if not name.startswith("."):
                 yield Path(folder, name).relative_to(root).as_posix()
-
-
-def _is_hub_blob(home: Path, target: Path) -> bool:
-    return any(
-        folder.name == "snapshots" and target.parent == folder.parent / "blobs"
-        for folder in home.parents
-    )
 
 
 def _read(root: Path, name: str) -> bytes | None:

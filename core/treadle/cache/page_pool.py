@@ -56,7 +56,7 @@ class PagePool:
                 page = self._free.pop()
             else:
                 page, _ = self._evictable.popitem(last=False)
-                self._evict_hash(page)
+                del self._page_of_hash[self._hash_of_page.pop(page)]
             self._refs[page] = 1
             pages.append(page)
         return pages
@@ -96,9 +96,6 @@ class PagePool:
         if digest not in self._page_of_hash and page not in self._hash_of_page:
             self._page_of_hash[digest] = page
             self._hash_of_page[page] = digest
-
-    def _evict_hash(self, page: int) -> None:
-        del self._page_of_hash[self._hash_of_page.pop(page)]
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> list[str]:
         """Return the violated invariants, given all page tables. O(pages)."""

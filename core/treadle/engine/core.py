@@ -13,7 +13,7 @@ from dataclasses import fields
 from treadle.api.kinds import EXECUTORS, LOGITS_PROCESSORS, SCHEDULING_POLICIES, STAT_LOGGERS
 from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.stats import CacheStats, EngineStats
-from treadle.api.step_types import EngineInfo, SchedulerOutput
+from treadle.api.step_types import EngineInfo
 from treadle.cache import KVCacheManager
 from treadle.config import EngineConfig
 from treadle.engine.extensions import ConfiguredExtensions
@@ -62,7 +62,7 @@ class EngineCore:
         self._step_seconds = 0.0
         self._integrity_faults = 0
         self._compilations = 0
-        self._launched: SchedulerOutput | None = None  # the next step, if it runs already
+        self._is_deferred = False  # whether the newest step waits for its bitmasks
         self._closed = False
 
     def _start(self) -> None:
@@ -184,35 +184,33 @@ class EngineCore:
         """Launch the next step, get the oldest output, and return the new tokens."""
         start_time = time.perf_counter()
         outputs = self._admit_compiled() if self._waiting_for_grammar else []
-        launched, self._launched = self._launched, None
-        scheduler_output = launched or self.scheduler.schedule()
-        if self.scheduler.pending_outputs:
-            outputs += self.scheduler.pending_outputs
-            self.scheduler.pending_outputs = []
-        if scheduler_output is not None and launched is None:
+        scheduler_output = self.scheduler.schedule()
+        outputs += self.scheduler.pending_outputs
+        self.scheduler.pending_outputs = []
+        self._sample_deferred()
+        if scheduler_output is not None:
             self._executor.execute_model(scheduler_output)
-        if scheduler_output is not None and scheduler_output.defer_sampling:
-            # Bitmasks depend on the previous step's tokens, so get its output first. The forward
-            # pass of this step already runs meanwhile, and that of the next one follows at once.
-            if self.scheduler.in_flight > 1:
-                outputs += self._get_output()
-            rows = self.scheduler.grammar_rows()
-            if self.info.num_async_steps:
-                self._launched = self.scheduler.schedule()
-            masks = self._structured_output.fill_bitmasks(rows) if rows else None
-            self._executor.sample_tokens(masks)
-            if self._launched is not None:
-                self._executor.execute_model(self._launched)
-            elif not self.info.num_async_steps:
-                outputs += self._get_output()
-        elif self.scheduler.in_flight > (
-            self.info.num_async_steps if scheduler_output is not None else 0
-        ):
+        # Bitmasks depend on the tokens of the step before: its output comes first. The forward pass of
+        # this step already runs meanwhile, and while masks are filled callers read what they get.
+        is_deferred = scheduler_output is not None and scheduler_output.defer_sampling
+        num_async = self.info.num_async_steps if scheduler_output is not None else 0
+        if self.scheduler.in_flight > max(num_async, is_deferred):
             outputs += self._get_output()
+        if is_deferred:
+            self._structured_output.begin_bitmasks(self.scheduler.grammar_rows())
+            self._is_deferred = True
+            if not num_async:
+                self._sample_deferred()
+                outputs += self._get_output()
         self._step_seconds += time.perf_counter() - start_time
         for logger in self._loggers:
             logger.record(self.stats)
         return outputs
+
+    def _sample_deferred(self) -> None:
+        if self._is_deferred:
+            self._is_deferred = False
+            self._executor.sample_tokens(self._structured_output.bitmasks())
 
     def _get_output(self) -> list[TokenOutput]:
         result = self._executor.get_output()

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from treadle.api.requests import TokenOutput
 from treadle.config import set_library_environment
 from treadle.engine.ipc import (
     AbortRequests,
@@ -193,7 +192,11 @@ def _loop(channel: Channel, core: EngineCore, parent: int) -> None:
             _handle_command(channel, core, command)
         if core.has_work:
             if outputs := core.step():
-                channel.send(StepOutputs([_printable(o) if o.error else o for o in outputs]))
+                # An error may quote what a client or a plugin wrote, and cannot be encoded then.
+                for i, o in enumerate(outputs):
+                    if o.error:
+                        outputs[i] = msgspec.structs.replace(o, error=printable(o.error))
+                channel.send(StepOutputs(outputs))
         elif not has_work and (not commands or time.monotonic() - check_time >= CHECK_SECONDS):
             _check_parent(parent)
             core.check_health()
@@ -226,11 +229,6 @@ def _add(channel: Channel, core: EngineCore, data: msgspec.Raw) -> None:
         log.exception("adding request %s failed", id)
         failure = Failure("EngineError", "the engine failed to add this request")
         channel.send(RequestRejected(id, failure))
-
-
-def _printable(output: TokenOutput) -> TokenOutput:
-    """Return an output whose error, which may quote a client or a plugin, can be encoded."""
-    return msgspec.structs.replace(output, error=printable(output.error or ""))
 
 
 def _check_parent(parent: int) -> None:

@@ -311,7 +311,7 @@ class AsyncLLM:
 
     def on_outputs(self, outputs: list[TokenOutput]) -> None:
         for output in outputs:
-            if (error := self._ready_state.outputs.refusal(output)) is not None:
+            if output.param and (error := self._ready_state.outputs.refusal(output)) is not None:
                 self.on_rejected(output.id, error)
         self._client.abort(self._ready_state.outputs.process(outputs))
 

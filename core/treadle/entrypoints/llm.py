@@ -35,7 +35,6 @@ from treadle.loading.formats import pin_revisions
 from treadle.outputs import RequestOutput
 from treadle.text.assets import open_checkpoint, open_plugins
 from treadle.text.chat import (
-    ChatOutputParser,
     ChatProcessor,
     Conversation,
     PreparedChat,
@@ -198,7 +197,8 @@ class LLM:
         params = self._assets.defaults if sampling_params is None else sampling_params
         chat = self._prepare_chat(messages, params, options)
         stream = self._stream([self._processor.prepare(chat.prompt, chat.params)])
-        return _parse(chat.create_parser(), stream)
+        parser = chat.create_parser()
+        return (run_inline(parser.parse(output)) for output in stream)
 
     def shutdown(self) -> None:
         """Release the device. May be called twice; requests after it raise ``EngineDeadError``."""
@@ -296,9 +296,11 @@ class LLM:
                 self._feed(feed)
                 outputs = self._core.step()
             for output in outputs:
-                label = self._outputs.request_of(output.id)
-                if label is not None and (rejection := self._outputs.refusal(output)) is not None:
-                    self._rejected[label] = rejection
+                if (
+                    output.param is not None
+                    and (error := self._outputs.refusal(output)) is not None
+                ):
+                    self._rejected[self._outputs.request_of(output.id) or ""] = error
             aborts = self._outputs.process(outputs)
             if aborts:
                 self._core.abort_requests(aborts)
@@ -344,11 +346,6 @@ class LLM:
             ) from self._failure
         if not self._close.alive:
             raise EngineDeadError("this LLM was shut down; make a new one")
-
-
-def _parse(parser: ChatOutputParser, stream: Iterator[RequestOutput]) -> Iterator[RequestOutput]:
-    for output in stream:
-        yield run_inline(parser.parse(output))
 
 
 def _broadcast(name: str, value: Any, count: int) -> list[Any]:

@@ -258,7 +258,7 @@ class Scheduler:
                 f"the executor returned step {result.id}; expected step {step.id}"
             )
         if result.error is not None:
-            return self._fail(step, result.error)
+            return [self._error(s, result.error) for s in step.sequences if not s.finished]
         self.pace.learn(step)
         if len(result.sampled_token_ids) != sum(step.needs_sampling):
             raise EngineDeadError(
@@ -421,10 +421,6 @@ class Scheduler:
     ) -> TokenOutput:
         self._finish(sequence, "error")
         return TokenOutput(sequence.id, [], "error", error=message, param=param)
-
-    def _fail(self, step: InFlightStep, message: str) -> list[TokenOutput]:
-        """End every sequence of a failed step with the error ``message``."""
-        return [self._error(s, message) for s in step.sequences if not s.finished]
 
     def check_integrity(self) -> list[str]:
         """Return the violated invariants of pages, slots and queue. O(pages)."""

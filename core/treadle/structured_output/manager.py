@@ -66,6 +66,9 @@ class StructuredOutputManager:
         self.queue = CompileQueue(self._compilers, config.scheduler.max_num_queued_grammars)
         # What is quick has its own thread: the others may all be busy with bad grammars.
         self._state_thread = ThreadPoolExecutor(1, thread_name_prefix="treadle-grammar-state")
+        self._fill_thread = ThreadPoolExecutor(1, thread_name_prefix="treadle-bitmasks")
+        self._rows: Sequence[GrammarRow] = ()
+        self._filling: Future[None] | None = None
         self._on_compiled = threading.Event()
         for name in config.plugins.structured_output_backends:
             if name in plugins.keys("structured_output"):  # others are refused with each request
@@ -184,16 +187,34 @@ class StructuredOutputManager:
         if ready.cancelled():
             self.queue.release(job)
 
-    def fill_bitmasks(self, rows: Sequence[GrammarRow]) -> GrammarOutput:
-        """Return the bitmasks of ``rows``, at most ``max_num_seqs``. The next call overwrites them: the
-        output of their step must have come, as a device may still read them."""
-        fill_bitmasks(rows, self._bitmask, self._vocab_size)
-        masks = self._bitmask[: len(rows)].numpy()
-        return GrammarOutput([row[0] for row in rows], masks.data.cast("B"))
+    def begin_bitmasks(self, rows: Sequence[GrammarRow]) -> None:
+        """Fill the bitmasks of ``rows``, at most ``max_num_seqs``, over those before: the output of their
+        step must have come, as a device may still read them. Many are filled beside this thread."""
+        self._rows, self._filling = rows, None
+        if len(rows) <= 64:  # to wake a thread takes as long
+            fill_bitmasks(rows, self._bitmask, self._vocab_size)
+            return
+        started = threading.Event()
+
+        def fill() -> None:
+            started.set()
+            fill_bitmasks(rows, self._bitmask, self._vocab_size)
+
+        self._filling = self._fill_thread.submit(fill)
+        # It holds the interpreter from then on until its backend has work for other threads.
+        started.wait()
+
+    def bitmasks(self) -> GrammarOutput | None:
+        """Return the bitmasks that were begun last, once they are filled; ``None`` without rows."""
+        if self._filling is not None:
+            self._filling.result()
+        if not self._rows:
+            return None
+        masks = self._bitmask[: len(self._rows)].numpy()
+        return GrammarOutput([row[0] for row in self._rows], masks.data.cast("B"))
 
     def wait(self, seconds: float) -> None:
-        """There is nothing to do but to wait for a grammar: for the next that is ready or has
-        failed, or ``seconds``."""
+        """Wait until the next grammar is ready or has failed, or ``seconds``."""
         self._on_compiled.wait(seconds)
         self._on_compiled.clear()
 
@@ -201,6 +222,7 @@ class StructuredOutputManager:
         """Leave what is being compiled to itself. May be called twice."""
         self.queue.close()
         self._state_thread.shutdown(wait=False, cancel_futures=True)
+        self._fill_thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _complete_future(

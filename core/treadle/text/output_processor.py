@@ -181,8 +181,7 @@ class OutputProcessor:
         return None if entry is None else entry[0].request.id
 
     def refusal(self, output: TokenOutput) -> RequestError | None:
-        """Return the error of a request whose parameter failed before its first token; else
-        ``None``."""
+        """Return the error of a request whose parameter failed before its first token, if it did."""
         entry = self._sequences.get(output.id)
         if output.param is None or entry is None or entry[1].num_tokens:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -143,10 +144,32 @@ def test_a_sequence_that_comes_leaves_the_masks_of_a_step_alone(engine: Callable
     """A device may still read them: only the output of their step says that it has."""
     manager = engine().core._structured_output
     in_step, coming = states(Backend(), Counting(3)) + states(None, Counting(4))
-    masks_of_step = manager.fill_bitmasks([(0, in_step, (), ())]).bitmask
+    manager.begin_bitmasks([(0, in_step, (), ())])
+    masks_of_step = manager.bitmasks().bitmask
     before = bytes(masks_of_step)
     coming.check_first_token(VOCAB, (), (4,))
     assert coming.error_param == "bad_words" and bytes(masks_of_step) == before
+
+
+def test_masks_of_many_rows_are_filled_beside_the_step(engine: Callable[..., Any]) -> None:
+    manager = engine(max_num_seqs=96).core._structured_output
+    go_on, thread = threading.Event(), threading.get_ident()
+
+    def wait(answers: list[Any]) -> list[Any]:
+        assert threading.get_ident() != thread and go_on.wait(60)
+        return answers
+
+    rows = states(Backend(wait), *(Counting(i % 30) for i in range(95)), Counting(4, fails=True))
+    manager.begin_bitmasks(
+        [(i, state, (), ()) for i, state in enumerate(rows)]
+    )  # does not wait for it
+    go_on.set()
+    output = manager.bitmasks()
+    words = torch.frombuffer(output.bitmask, dtype=torch.int32).view(96, -1)
+    assert output.rows == list(range(96))
+    assert words[:95, 0].tolist() == [1 << i % 30 for i in range(95)]
+    assert not words[95, : VOCAB // 32].any() and "oh" in str(rows[95].error)
+    assert not any(state.error for state in rows[:95])
 
 
 def test_what_the_request_says_holds_in_a_batch() -> None:
