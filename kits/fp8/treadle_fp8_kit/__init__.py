@@ -1,1 +1,1 @@
-"""Products of FP8 matrices, for every plugin whose checkpoints have some."""
+"""Products of matrices in FP8 and in int8, for every plugin whose checkpoints have some."""

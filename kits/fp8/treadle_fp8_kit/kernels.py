@@ -1,7 +1,7 @@
-"""Kernels around FP8 products: rounding activations, and products of few rows.
+"""Kernels around products in FP8 and int8: rounding activations, products of few rows and, in int8, of many.
 
 cuBLAS multiplies FP8 matrices with a scale for each row in tiles of 128 rows, however few there are. Here
-the weight is the left side of the product and the activations, 16 to 128 columns wide, the right one,
+the weight is the left side of the product and the activations, 16 to 256 columns wide, the right one,
 and programs share the inputs of an output where there are too few outputs to fill the device.
 """
 
@@ -13,75 +13,44 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
 
-from treadle_fp8_kit.quantize import FP8
-from treadle_fp8_kit.tiles import BLOCK, Tile
+from treadle_fp8_kit.quantize import INT8
+from treadle_fp8_kit.quantize_kernel import quantize_per_block, quantize_per_row
+from treadle_fp8_kit.tiles import Tile
 from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = (
     "multiply",
-    "quantize_kernel",
     "quantize_per_block",
     "quantize_per_row",
     "scaled_mm_kernel",
+    "shared_bytes",
     "split_k_reduce_kernel",
 )
 
 
 @triton.jit
-def quantize_kernel(
-    x,  # [rows, HIDDEN_SIZE], or [rows, 2 * HIDDEN_SIZE] if GATED; rows stride elements apart
-    static_scale,  # float32 [1] if HAS_STATIC_SCALE: the scale of everything
-    out,  # float8_e4m3fn [rows, HIDDEN_SIZE]
-    scales,  # float32 [groups, padded_rows]
-    stride,
-    padded_rows,
-    max_abs,  # what a row's largest number is cut off at, if HAS_MAX_ABS
-    HIDDEN_SIZE: tl.constexpr,
-    GROUP_SIZE: tl.constexpr,  # numbers of a piece, which has a scale of its own
-    NUM_GROUPS_PADDED: tl.constexpr,  # of a row, and
-    GROUP_SIZE_PADDED: tl.constexpr,  # the powers of two that hold them
-    GATED: tl.constexpr,
-    HAS_STATIC_SCALE: tl.constexpr,
-    HAS_MAX_ABS: tl.constexpr,
-    USE_PDL: tl.constexpr,
-):
-    """One program rounds one row."""
-    launch_dependents(USE_PDL)
-    row = tl.program_id(0).to(tl.int64)
-    offs_g = tl.arange(0, NUM_GROUPS_PADDED)
-    offs = offs_g[:, None] * GROUP_SIZE + tl.arange(0, GROUP_SIZE_PADDED)[None, :]
-    mask = (tl.arange(0, GROUP_SIZE_PADDED) < GROUP_SIZE)[None, :] & (offs < HIDDEN_SIZE)
-    wait_for_previous_kernel(USE_PDL)
-    value = tl.load(x + row * stride + offs, mask=mask, other=0.0)
-    if GATED:
-        up = tl.load(x + row * stride + HIDDEN_SIZE + offs, mask=mask, other=0.0)
-        gate = value.to(tl.float32)
-        # Rounded where torch rounds.
-        value = ((gate / (1.0 + tl.exp(-gate))).to(up.dtype) * up).to(up.dtype)
-    value = value.to(tl.float32)
-    if HAS_STATIC_SCALE:
-        scale = tl.load(static_scale) + tl.zeros([NUM_GROUPS_PADDED], tl.float32)
-    else:
-        amax = tl.max(tl.abs(value), axis=1)
-        if HAS_MAX_ABS:
-            amax = tl.minimum(amax, max_abs)
-        scale = tl.maximum(tl.math.div_rn(amax, 448.0), 1e-12)
-    # The cast makes NaN of what is too large on some devices, so it is cut off before.
-    quantized = value * tl.math.div_rn(1.0, scale)[:, None]
-    quantized = tl.minimum(tl.maximum(quantized, -448.0), 448.0)
-    tl.store(out + row * HIDDEN_SIZE + offs, quantized.to(out.dtype.element_ty), mask=mask)
-    tl.store(scales + offs_g * padded_rows + row, scale, mask=offs_g * GROUP_SIZE < HIDDEN_SIZE)
+def _block_of(num_n, GROUP_M: tl.constexpr):
+    """Return the block of outputs and that of rows: ``GROUP_M`` blocks of rows take turns, so that theirs stay in L2."""
+    pid_n, pid_m = tl.program_id(0), tl.program_id(2)
+    if GROUP_M > 1:
+        first_m = pid_n // (GROUP_M * num_n) * GROUP_M
+        group_m = tl.minimum(tl.num_programs(0) // num_n - first_m, GROUP_M)
+        place = pid_n % (GROUP_M * num_n)
+        pid_n, pid_m = place // group_m, first_m + place % group_m
+    return pid_n, pid_m
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("M", "x_stride"))
 def scaled_mm_kernel(
-    x,  # float8_e4m3fn [M, K]
-    x_scale,  # float32 [M], or [K / 128, M] with rows x_stride apart, if BLOCK_SCALES
-    weight,  # float8_e4m3fn [N, K]
+    x,  # float8_e4m3fn or int8 [M, K]
+    x_scale,  # float32 [M], with HAS_ZERO [2, M], or if BLOCK_SCALES [K / 128, M]; rows x_stride apart
+    weight,  # [N, K], of the type of x
     w_scale,  # float32 [N], or [N / 128, K / 128] with rows w_stride apart
+    w_sum,  # float32 [N] if HAS_ZERO: of each output's weights
     bias,  # [N] if HAS_BIAS
-    out,  # [M, N], or float32 [splits, M, N] if SPLIT_K
+    out,  # [M, N], or float32 or int32 [splits, M, N] if SPLIT_K
     M,
     N,
     K,
@@ -91,24 +60,28 @@ def scaled_mm_kernel(
     BLOCK_N: tl.constexpr,  # outputs of one program
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,  # 128 if BLOCK_SCALES
+    GROUP_M: tl.constexpr,  # blocks of rows that take turns; 1: each has a grid of its own
     BLOCK_SCALES: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
     """Program (block of outputs, share of the inputs, block of rows)."""
     launch_dependents(USE_PDL)
-    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    offs_m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    INT8: tl.constexpr = weight.dtype.element_ty == tl.int8
+    pid_n, pid_m = _block_of(tl.cdiv(N, BLOCK_N), GROUP_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_k = tl.arange(0, BLOCK_K)
     k_begin = tl.program_id(1) * k_per_split
     k_end = tl.minimum(k_begin + k_per_split, K)
     mask_n, mask_m = offs_n < N, offs_m < M
     w_ptrs = weight + offs_n.to(tl.int64)[:, None] * K + offs_k[None, :]
-    x_ptrs = x + offs_m[None, :] * K + offs_k[:, None]
-    w_scale_ptrs = w_scale + tl.program_id(0) * BLOCK_N // 128 * w_stride
+    x_ptrs = x + offs_m.to(tl.int64)[None, :] * K + offs_k[:, None]
+    w_scale_ptrs = w_scale + pid_n * BLOCK_N // 128 * w_stride
     wait_for_previous_kernel(USE_PDL)
-    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.int32 if INT8 else tl.float32)
     next_scale = tl.zeros([BLOCK_M], tl.float32)
     if BLOCK_SCALES:
         next_scale = tl.load(x_scale + k_begin // 128 * x_stride + offs_m, mask=mask_m, other=0.0)
@@ -120,7 +93,9 @@ def scaled_mm_kernel(
         x_tile = tl.load(
             x_ptrs + k_start, mask=mask_m[None, :] & (k_start + offs_k < k_end)[:, None], other=0.0
         )
-        if BLOCK_SCALES:
+        if INT8:
+            acc = tl.dot(w_tile, x_tile, acc, out_dtype=tl.int32)
+        elif BLOCK_SCALES:
             # The next scales are on their way while this tile is multiplied.
             row_scale, next_block = next_scale, k_start // 128 + 1
             has_next = k_start + BLOCK_K < k_end
@@ -137,92 +112,60 @@ def scaled_mm_kernel(
         partial_row = (tl.program_id(1) * M + offs_m).to(tl.int64)
         tl.store(out + partial_row[None, :] * N + offs_n[:, None], acc, mask=mask)
     else:
+        y = acc.to(tl.float32)
         if not BLOCK_SCALES:
-            row_scale = tl.load(x_scale + offs_m, mask=mask_m, other=0.0)
-            acc *= tl.load(w_scale + offs_n, mask=mask_n, other=0.0)[:, None] * row_scale[None, :]
+            y *= tl.load(x_scale + offs_m, mask=mask_m, other=0.0)[None, :]
+            if HAS_ZERO:
+                shift = tl.load(x_scale + x_stride + offs_m, mask=mask_m, other=0.0)
+                y += tl.load(w_sum + offs_n, mask=mask_n, other=0.0)[:, None] * shift[None, :]
+            y *= tl.load(w_scale + offs_n, mask=mask_n, other=0.0)[:, None]
         if HAS_BIAS:
-            acc += tl.load(bias + offs_n, mask=mask_n, other=0.0).to(tl.float32)[:, None]
+            y += tl.load(bias + offs_n, mask=mask_n, other=0.0).to(tl.float32)[:, None]
         out_ptrs = out + offs_m.to(tl.int64)[None, :] * N + offs_n[:, None]
-        tl.store(out_ptrs, acc.to(out.dtype.element_ty), mask=mask)
+        tl.store(out_ptrs, y.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("x_stride",))
 def split_k_reduce_kernel(
-    partials,  # float32 [NUM_SPLITS, M, N]
+    partials,  # float32 or int32 [NUM_SPLITS, M, N]
     x_scale,  # as in scaled_mm_kernel; not read if BLOCK_SCALES
     w_scale,
+    w_sum,
     bias,
     out,  # [M, N]
     N,
+    x_stride,
     NUM_SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_SCALES: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
-    """Program (block of outputs, row) adds what the programs of ``scaled_mm_kernel`` have found."""
+    """Program (row, block of outputs) adds what the programs of ``scaled_mm_kernel`` have found."""
     launch_dependents(USE_PDL)
-    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row, M = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row, M = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     mask = offs_n < N
     wait_for_previous_kernel(USE_PDL)
-    acc = tl.zeros([BLOCK_N], tl.float32)
+    acc = tl.zeros([BLOCK_N], partials.dtype.element_ty)
     for split in tl.static_range(NUM_SPLITS):
-        acc += tl.load(partials + (split * M + row) * N + offs_n, mask=mask, other=0.0)
+        acc += tl.load(partials + (split * M + row) * N + offs_n, mask=mask, other=0)
+    y = acc.to(tl.float32)
     if not BLOCK_SCALES:
-        acc *= tl.load(w_scale + offs_n, mask=mask, other=0.0) * tl.load(x_scale + row)
+        y *= tl.load(x_scale + row)
+        if HAS_ZERO:
+            y += tl.load(w_sum + offs_n, mask=mask, other=0.0) * tl.load(x_scale + x_stride + row)
+        y *= tl.load(w_scale + offs_n, mask=mask, other=0.0)
     if HAS_BIAS:
-        acc += tl.load(bias + offs_n, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + row * N + offs_n, acc.to(out.dtype.element_ty), mask=mask)
+        y += tl.load(bias + offs_n, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * N + offs_n, y.to(out.dtype.element_ty), mask=mask)
 
 
-def _quantize(
-    x: Tensor,
-    group_size: int | None,
-    static_scale: Tensor | None,
-    max_abs: float | None,
-    padded_rows: int,
-    gated: bool,
-    use_pdl: bool,
-) -> tuple[Tensor, Tensor]:
-    num_rows, hidden_size = len(x), x.shape[1] // (2 if gated else 1)
-    group_size = group_size or hidden_size
-    if x.stride(1) != 1:
-        x = x.contiguous()
-    out = torch.empty((padded_rows, hidden_size), dtype=FP8, device=x.device)
-    scales = torch.empty(
-        (hidden_size // group_size, padded_rows), dtype=torch.float32, device=x.device
-    )
-    num_groups_padded, group_size_padded = (
-        triton.next_power_of_2(n) for n in (hidden_size // group_size, group_size)
-    )
-    quantize_kernel[(num_rows,)](
-        x, scales if static_scale is None else static_scale, out, scales, x.stride(0), padded_rows, max_abs or 0.0,
-        HIDDEN_SIZE=hidden_size, GROUP_SIZE=group_size, NUM_GROUPS_PADDED=num_groups_padded, GROUP_SIZE_PADDED=group_size_padded, GATED=gated, HAS_STATIC_SCALE=static_scale is not None,
-        HAS_MAX_ABS=max_abs is not None, USE_PDL=use_pdl,
-        num_warps=max(4, min(16, num_groups_padded * group_size_padded // 512)), launch_pdl=use_pdl,
-    )  # fmt: skip
-    return out, scales.t()
-
-
-def quantize_per_row(
-    x: Tensor,
-    static_scale: Tensor | None,
-    max_abs: float | None,
-    padded_rows: int,
-    *,
-    gated: bool = False,
-    use_pdl: bool,
-) -> tuple[Tensor, Tensor]:
-    """As ``quantize.quantize_per_row``, but for ties: numbers are multiplied by the inverse of the scale."""
-    return _quantize(x, None, static_scale, max_abs, padded_rows, gated, use_pdl)
-
-
-def quantize_per_block(
-    x: Tensor, padded_rows: int, *, gated: bool = False, use_pdl: bool
-) -> tuple[Tensor, Tensor]:
-    """As ``quantize.quantize_per_block``."""
-    return _quantize(x, BLOCK, None, None, padded_rows, gated, use_pdl)
+def shared_bytes() -> int:
+    """Return how much shared memory a program may have on the current device."""
+    properties = driver.active.utils.get_device_properties(torch.cuda.current_device())
+    return int(properties["max_shared_mem"])
 
 
 def multiply(
@@ -234,16 +177,16 @@ def multiply(
     dtype: torch.dtype,
     tile: Tile,
     *,
+    w_sum: Tensor | None = None,
     use_pdl: bool,
 ) -> Tensor:
     """``[num_rows, out_features]`` in ``dtype`` from ``x`` ``[num_rows, in_features]`` and ``weight`` ``[out_features, in_features]``.
 
     The scales are as from ``quantize_per_row`` with ``w_scale`` ``[out_features]``, or as from ``quantize_per_block`` with
-    ``w_scale`` ``[out_features / 128, in_features / 128]``.
+    ``w_scale`` ``[out_features / 128, in_features / 128]``. ``w_sum`` float32 ``[out_features]``: activations have zero points.
     """
     num_rows, in_features = x.shape
     out_features = len(weight)
-    has_block_scales = w_scale.dim() == 2
     k_per_split = (
         triton.cdiv(triton.cdiv(in_features, tile.num_splits), tile.block_k) * tile.block_k
     )
@@ -251,25 +194,21 @@ def multiply(
     out = torch.empty((num_rows, out_features), dtype=dtype, device=x.device)
     partials = out
     if num_splits > 1:
-        partials = torch.empty(
-            (num_splits, num_rows, out_features), dtype=torch.float32, device=x.device
-        )
-    grid = (
-        triton.cdiv(out_features, tile.block_n),
-        num_splits,
-        triton.cdiv(num_rows, tile.block_m),
-    )
-    bias_or_out = out if bias is None else bias
+        sums = torch.int32 if weight.dtype is INT8 else torch.float32
+        partials = torch.empty((num_splits, num_rows, out_features), dtype=sums, device=x.device)
+    num_m, num_n = triton.cdiv(num_rows, tile.block_m), triton.cdiv(out_features, tile.block_n)
+    grid = (num_n, num_splits, num_m) if tile.group_m == 1 else (num_n * num_m, num_splits, 1)
     scaled_mm_kernel[grid](
-        x, x_scale, weight, w_scale, bias_or_out, partials, num_rows, out_features, in_features, k_per_split,
-        x_scale.stride(1), w_scale.stride(0),
-        BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, BLOCK_K=tile.block_k, BLOCK_SCALES=has_block_scales, SPLIT_K=num_splits > 1,
-        HAS_BIAS=bias is not None, USE_PDL=use_pdl, num_warps=tile.num_warps, num_stages=tile.num_stages,
-        launch_pdl=use_pdl,
+        x, x_scale, weight, w_scale, w_scale if w_sum is None else w_sum, out if bias is None else bias, partials,
+        num_rows, out_features, in_features, k_per_split, x_scale.stride(1), w_scale.stride(0),
+        BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, BLOCK_K=tile.block_k, GROUP_M=tile.group_m,
+        BLOCK_SCALES=w_scale.dim() == 2, SPLIT_K=num_splits > 1, HAS_ZERO=w_sum is not None, HAS_BIAS=bias is not None,
+        USE_PDL=use_pdl, num_warps=tile.num_warps, num_stages=tile.num_stages, launch_pdl=use_pdl,
     )  # fmt: skip
     if num_splits > 1:
-        split_k_reduce_kernel[(triton.cdiv(out_features, 1024), num_rows)](
-            partials, x_scale, w_scale, bias_or_out, out, out_features, NUM_SPLITS=num_splits, BLOCK_N=1024,
-            BLOCK_SCALES=has_block_scales, HAS_BIAS=bias is not None, USE_PDL=use_pdl, num_warps=4, launch_pdl=use_pdl,
+        split_k_reduce_kernel[(num_rows, triton.cdiv(out_features, 1024))](
+            partials, x_scale, w_scale, w_scale if w_sum is None else w_sum, out if bias is None else bias, out, out_features,
+            x_scale.stride(1), NUM_SPLITS=num_splits, BLOCK_N=1024, BLOCK_SCALES=w_scale.dim() == 2,
+            HAS_ZERO=w_sum is not None, HAS_BIAS=bias is not None, USE_PDL=use_pdl, num_warps=4, launch_pdl=use_pdl,
         )  # fmt: skip
     return out

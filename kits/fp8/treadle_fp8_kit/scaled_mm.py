@@ -1,9 +1,9 @@
-"""Products in FP8, where the device has them and torch offers them.
+"""Products in FP8 and int8, where the device has them and torch offers them.
 
 Which forms work depends on the device, torch and cuBLAS, and torch says so only by an exception (or,
 for a layout that it misreads, by wrong numbers). So each form is tried once for each shape of weight,
 with different scales and numbers of rows, and used only if its results are right. Where Triton is
-installed, kernels round the activations, and multiply few rows.
+installed, kernels round the activations and multiply: in FP8 few rows, in int8 also many.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from torch import Tensor
 
 from treadle.api.cache import DeviceInfo
 from treadle_fp8_kit import quantize
-from treadle_fp8_kit.quantize import FP8
-from treadle_fp8_kit.tiles import BLOCK, choose_tile
+from treadle_fp8_kit.quantize import FP8, INT8
+from treadle_fp8_kit.tiles import BLOCK, Tile, choose_int8_tile, choose_tile
 from treadle_triton_kit.support import is_triton_installed, supports_pdl
 
 __all__ = ("ScaledMM",)
 
 log = logging.getLogger(__name__)
 
-ROW_MULTIPLE = 8
-"""What the rows of activations with scales by block are padded to: cuBLAS refuses a single row."""
+MIN_CAPABILITY = {FP8: (8, 9), INT8: (8, 0)}
+ROW_MULTIPLE = {FP8: 8, INT8: 32}
+"""What the rows of activations are padded to: cuBLAS refuses a single row with scales by block, and less than
+17 in int8."""
+MANY = 520
+"""Rows of an int8 product whose kernel has the tile of large batches."""
 TILE_ROW_MULTIPLE = 128
 """What rows are padded to where that costs nothing: for 160 rows cuBLAS takes up to 1.5 times as long as
 for 256."""
@@ -41,29 +45,39 @@ class _QuantizeCall:
 
     function: str
     arguments: tuple[Any, ...]
-    gated: bool
+    options: dict[str, Any]
     row_multiple: int
 
 
 class ScaledMM:
-    """``torch._scaled_mm`` in the two forms that checkpoints need."""
+    """``torch._scaled_mm`` in the two forms that checkpoints need, and ``torch._int_mm`` in the one of int8."""
 
     def __init__(self, device: DeviceInfo) -> None:
         capability = device.capability or (0, 0)
-        self._is_supported = device.type == "cuda" and capability >= (8, 9)
+        is_cuda = device.type == "cuda"
+        self._dtypes = {d for d, least in MIN_CAPABILITY.items() if is_cuda and capability >= least}
         self._kernels: Any = None
         self._use_pdl = supports_pdl(device)
-        if self._is_supported and torch.cuda.is_available() and is_triton_installed():
+        self._shared_bytes = 0
+        if self._dtypes and torch.cuda.is_available() and is_triton_installed():
             self._kernels = import_module("treadle_fp8_kit.kernels")
-        self._usable_forms: dict[tuple[str, torch.dtype, torch.Size], bool] = {}
-        self._failed_shapes: set[torch.Size] = set()
-        """Shapes of weights for which the kernels failed."""
+            self._shared_bytes = self._kernels.shared_bytes()
+        self._usable_forms: dict[tuple[str, torch.dtype, torch.dtype, torch.Size], bool] = {}
+        self._failed_shapes: set[tuple[torch.dtype, torch.Size]] = set()
+        """Types and shapes of weights for which the kernels failed."""
 
     # -- a scale for each row of both --------------------------------------------------
 
-    def supports_rows(self, weight: Tensor, dtype: torch.dtype) -> bool:
-        """Whether ``mm_rows`` can multiply by ``weight`` ``[out, in]`` for activations of ``dtype``."""
-        return self._is_usable("rows", dtype, weight, 16, lambda: _check_rows(self, weight, dtype))
+    def supports_rows(self, weight: Tensor, dtype: torch.dtype, *, has_zero: bool = False) -> bool:
+        """Whether ``mm_rows`` can multiply by ``weight`` ``[out, in]``, FP8 or int8, for activations of ``dtype``;
+        ``has_zero``: by ``sums``, too."""
+        return self._is_usable(
+            "rows and zero points" if has_zero else "rows",
+            dtype,
+            weight,
+            (1 if weight.dtype is INT8 else 16, 16),
+            lambda: _check_rows(self, weight, dtype, has_zero),
+        )
 
     def mm_rows(
         self,
@@ -74,20 +88,31 @@ class ScaledMM:
         static: Tensor | None = None,
         limit: float | None = None,
         *,
+        sums: Tensor | None = None,
         gated: bool = False,
     ) -> Tensor:
         """``[..., in]`` to ``[..., out]``; ``scale`` ``[out]``. ``static``, a scalar, or each row's
         largest number (up to ``limit``) scales ``x``. ``gated``: ``ops.silu_and_mul`` of ``x``
-        ``[..., 2 · in]`` is multiplied."""
-        call = _QuantizeCall("quantize_per_row", (static, limit), gated, 1)
-        return self._multiply(x, weight, scale, scale[None, :], bias, call)
+        ``[..., 2 · in]`` is multiplied.
+
+        With ``sums``, float32 ``[out]`` of what each output's int8 weights sum up to, activations have zero points;
+        ``static`` is then ``[2]``, a scale and a zero point.
+        """
+        options = {"dtype": weight.dtype, "has_zero": sums is not None, "gated": gated}
+        row_multiple = 1 if weight.dtype is FP8 else ROW_MULTIPLE[INT8]
+        call = _QuantizeCall("quantize_per_row", (static, limit), options, row_multiple)
+        return self._multiply(x, weight, scale, bias, call, sums)
 
     # -- a scale for each block ----------------------------------------------------------
 
     def supports_blocks(self, weight: Tensor, dtype: torch.dtype) -> bool:
         """Whether ``mm_blocks`` can multiply by ``weight`` ``[out, in]``."""
         return self._is_usable(
-            "blocks", dtype, weight, BLOCK, lambda: _check_blocks(self, weight, dtype)
+            "blocks",
+            dtype,
+            weight,
+            (BLOCK, BLOCK),
+            lambda: _check_blocks(self, weight, dtype),
         )
 
     def pad_block_scale(self, scale: Tensor) -> Tensor:
@@ -101,8 +126,8 @@ class ScaledMM:
         self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, gated: bool = False
     ) -> Tensor:
         """``[..., in]`` to ``[..., out]``; ``scale`` as from ``pad_block_scale``; ``gated`` as for ``mm_rows``."""
-        call = _QuantizeCall("quantize_per_block", (), gated, ROW_MULTIPLE)
-        return self._multiply(x, weight, scale, scale.t(), bias, call)
+        call = _QuantizeCall("quantize_per_block", (), {"gated": gated}, ROW_MULTIPLE[FP8])
+        return self._multiply(x, weight, scale, bias, call)
 
     # -- either ---------------------------------------------------------------------------
 
@@ -111,36 +136,44 @@ class ScaledMM:
         x: Tensor,
         weight: Tensor,
         scale: Tensor,
-        transposed: Tensor,  # the scale as cuBLAS wants it
         bias: Tensor | None,
         call: _QuantizeCall,
+        sums: Tensor | None = None,
     ) -> Tensor:
         """Round with the kernels or with torch, and multiply."""
         x_2d = x.reshape(-1, x.shape[-1])
         num_rows = len(x_2d)
         if not num_rows:
             return x.new_empty(*x.shape[:-1], len(weight))
-        kernels: Any = None if weight.shape in self._failed_shapes else self._kernels
+        is_failed = (weight.dtype, weight.shape) in self._failed_shapes
+        kernels: Any = None if is_failed else self._kernels
         row_multiple, tile = call.row_multiple, None
         if kernels is not None:
             row_multiple = TILE_ROW_MULTIPLE
-            tile = choose_tile(
-                num_rows, weight.shape[0], weight.shape[1], has_block_scales=scale.dim() == 2
-            )
+            tile = _tile(num_rows, weight, scale)
+            tile = None if tile is None else tile.fit(self._shared_bytes)
         padded_rows = num_rows if tile is not None else -(-num_rows // row_multiple) * row_multiple
         quantize_fn = getattr(kernels or quantize, call.function)
-        x_fp8, x_scale = quantize_fn(
-            x_2d, *call.arguments, padded_rows, gated=call.gated, use_pdl=self._use_pdl
+        x_8bit, x_scale = quantize_fn(
+            x_2d, *call.arguments, padded_rows, **call.options, use_pdl=self._use_pdl
         )
-        if tile is None:
+        scales = (scale, bias, x.dtype)
+        if tile is not None:
+            y: Tensor = kernels.multiply(
+                x_8bit, x_scale, weight, *scales, tile, w_sum=sums, use_pdl=self._use_pdl
+            )
+        elif weight.dtype is INT8:
+            products = torch._int_mm(x_8bit, weight.t())[:num_rows]
+            y = quantize.scale_products(products, x_scale, *scales, sums)
+        else:
             y = torch._scaled_mm(
-                x_fp8, weight.t(), scale_a=x_scale, scale_b=transposed, out_dtype=x.dtype
+                x_8bit,
+                weight.t(),
+                scale_a=x_scale,
+                scale_b=scale.t() if scale.dim() == 2 else scale[None, :],
+                out_dtype=x.dtype,
             )[:num_rows]
             y = y if bias is None else y + bias
-        else:
-            y = kernels.multiply(
-                x_fp8, x_scale, weight, scale, bias, x.dtype, tile, use_pdl=self._use_pdl
-            )
         return y.view(*x.shape[:-1], y.shape[-1])
 
     # -- trying ----------------------------------------------------------------------------
@@ -150,38 +183,46 @@ class ScaledMM:
         form: str,
         dtype: torch.dtype,
         weight: Tensor,
-        multiple: int,
+        multiples: tuple[int, int],
         check: Callable[[], bool],
     ) -> bool:
-        if (
-            not self._is_supported
-            or dtype is torch.float32
-            or any(n % multiple for n in weight.shape)
-        ):
+        is_misfit = any(n % multiple for n, multiple in zip(weight.shape, multiples, strict=True))
+        if weight.dtype not in self._dtypes or dtype is torch.float32 or is_misfit:
             return False
-        key = (form, dtype, weight.shape)
+        key = (form, dtype, weight.dtype, weight.shape)
         if key not in self._usable_forms:
-            self._usable_forms[key] = self._check_form(form, weight.shape, check)
+            self._usable_forms[key] = self._check_form(form, weight, check)
         return self._usable_forms[key]
 
-    def _check_form(self, form: str, shape: torch.Size, check: Callable[[], bool]) -> bool:
+    def _check_form(self, form: str, weight: Tensor, check: Callable[[], bool]) -> bool:
         """Whether the form is right, if need be without the kernels."""
+        name = "FP8" if weight.dtype is FP8 else "int8"
         try:
             works, reason = check(), "its result is wrong"
         except Exception as error:  # Triton and torch raise whatever they like
             works, reason = False, str(error)
         if works:
             return True
+        shape = (weight.dtype, weight.shape)
         if self._kernels is not None and shape not in self._failed_shapes:
-            log.info("no FP8 kernels for weights %s (%s): trying without", list(shape), reason)
+            log.info(
+                "no %s kernels for weights %s (%s): trying without", name, list(shape[1]), reason
+            )
             self._failed_shapes.add(shape)
-            return self._check_form(form, shape, check)
-        log.info("no FP8 product with scales by %s (%s): dequantizing", form, reason)
+            return self._check_form(form, weight, check)
+        log.info("no %s product with scales by %s (%s): dequantizing", name, form, reason)
         return False
 
 
+def _tile(rows: int, weight: Tensor, scale: Tensor) -> Tile | None:
+    out_features, in_features = weight.shape
+    if weight.dtype is INT8:
+        return choose_int8_tile(rows, out_features, in_features)
+    return choose_tile(rows, out_features, in_features, has_block_scales=scale.dim() == 2)
+
+
 def _random_case(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Activations for a weight, and another FP8 weight of its shape."""
+    """Activations for a weight, and another weight of its type and shape."""
     generator = torch.Generator(weight.device).manual_seed(0)
     outputs, inputs = weight.shape
     kwargs: dict[str, Any] = {
@@ -189,16 +230,20 @@ def _random_case(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         "device": weight.device,
         "dtype": torch.float16,
     }
-    x = torch.randn(80, inputs, **kwargs) * torch.logspace(-1, 1, inputs, device=weight.device)
-    return x.to(dtype), torch.randn(outputs, inputs, **kwargs).to(FP8)
+    x = torch.randn(MANY, inputs, **kwargs) * torch.logspace(-1, 1, inputs, device=weight.device)
+    random = torch.randn(outputs, inputs, **kwargs)
+    return x.to(dtype), (random * 30).to(INT8) if weight.dtype is INT8 else random.to(FP8)
 
 
-def _check_rows(scaled_mm: ScaledMM, like: Tensor, dtype: torch.dtype) -> bool:
+def _check_rows(scaled_mm: ScaledMM, like: Tensor, dtype: torch.dtype, has_zero: bool) -> bool:
     x, weight = _random_case(like, dtype)
     scale = torch.linspace(0.5, 2.0, len(weight), device=like.device)
     dense = weight[:BLOCK].float() * scale[:BLOCK, None]
+    sums = weight.sum(dim=1).float() if has_zero else None
+    batches = _batches(x) if weight.dtype is FP8 else (*_batches(x), x)
     return all(
-        _is_close(scaled_mm.mm_rows(part, weight, scale, None), part, dense) for part in _batches(x)
+        _is_close(scaled_mm.mm_rows(part, weight, scale, None, sums=sums), part, dense)
+        for part in batches
     )
 
 
@@ -215,8 +260,8 @@ def _check_blocks(scaled_mm: ScaledMM, like: Tensor, dtype: torch.dtype) -> bool
 
 
 def _batches(x: Tensor) -> tuple[Tensor, ...]:
-    """One row, an odd number, many: whether a form works may depend on it."""
-    return x[:1], x[:5], x[:24], x
+    """One row, an odd number, more: whether a form works may depend on it."""
+    return x[:1], x[:5], x[:24], x[:80]
 
 
 def _is_close(actual: Tensor, x: Tensor, dense: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The kernels of treadle-fp8 against torch's operations, through Triton's interpreter, and compiled.
+"""The kernels of treadle-fp8-kit against torch's operations, through Triton's interpreter, and compiled.
 
 Triton reads TRITON_INTERPRET when a kernel is defined, so everything runs in a process of its own.
 """
@@ -12,30 +12,76 @@ import textwrap
 
 import pytest
 
-from treadle_fp8_kit.tiles import choose_tile
+from treadle_fp8_kit.tiles import choose_int8_tile, choose_tile
 
 ROUNDED = """
-    from treadle_fp8_kit import kernels, quantize
+    from treadle_fp8_kit import kernels, quantize, quantize_kernel
     # Into a wider type, because the interpreter rounds to fp8 wrongly: what is stored, unrounded. In
     # float16, because it does not compute in bfloat16.
-    kernels.FP8 = quantize.FP8 = torch.float32
+    quantize_kernel.FP8 = quantize.FP8 = wide = torch.float32
     for rows, size, room in (1, 48, 1), (5, 256, 8), (3, 640, 3):
         for gated in False, True:
             x = torch.randn(rows, size * (1 + gated)) * torch.logspace(-1, 1, size * (1 + gated))
             x = x.half()
-            ways = [(kernels.quantize_per_row, quantize.quantize_per_row, (given, limit, room)) for given, limit in
+            ways = [(kernels.quantize_per_row, quantize.quantize_per_row, (given, limit, room), {"dtype": wide}) for given, limit in
                     ((None, None), (torch.tensor(0.02), None), (None, 3.0))]
             if size % 128 == 0:
-                ways.append((kernels.quantize_per_block, quantize.quantize_per_block, (room,)))
-            for by_kernel, by_torch, arguments in ways:
-                found, scale = by_kernel(x, *arguments, gated=gated, use_pdl=False)
-                want, right = by_torch(x, *arguments, gated=gated)
+                ways.append((kernels.quantize_per_block, quantize.quantize_per_block, (room,), {}))
+            for by_kernel, by_torch, arguments, named in ways:
+                found, scale = by_kernel(x, *arguments, **named, gated=gated, use_pdl=False)
+                want, right = by_torch(x, *arguments, **named, gated=gated)
                 assert found.shape == want.shape == (room, size) and scale.shape == right.shape
                 assert scale.shape[1] == 1 or scale.stride() == right.stride()
                 close(scale[:rows], right[:rows], 1e-6)
                 close(found[:rows], want[:rows], 1e-5)
-    zeros, scale = kernels.quantize_per_row(torch.zeros(2, 16), None, None, 2, use_pdl=False)
+            for static in None, torch.tensor([0.02, 5.0]):
+                for has_zero in False, True:
+                    given = static if static is None or has_zero else static[0]
+                    named = {"dtype": torch.int8, "gated": gated, "has_zero": has_zero}
+                    found, scale = kernels.quantize_per_row(x, given, None, room, **named, use_pdl=False)
+                    want, right = quantize.quantize_per_row(x, given, None, room, **named)
+                    assert found.dtype is want.dtype is torch.int8 and found.shape == want.shape
+                    assert scale.shape == right.shape == (room, 1 + has_zero)
+                    close(scale[:rows], right[:rows], 1e-6)
+                    apart = (found[:rows].int() - want[:rows].int()).abs()
+                    assert apart.max() <= 1 and (apart > 0).float().mean() < 0.01, "but for ties"
+                    # The numbers themselves, in float64: half a step of each row.
+                    h = x.double()
+                    h = torch.nn.functional.silu(h[:, :size]) * h[:, size:] if gated else h
+                    steps = scale[:rows].double()
+                    again = found[:rows].double() * steps[:, :1] + (steps[:, 1:] if has_zero else 0)
+                    off = (again - h).abs() / steps[:, :1]
+                    assert static is not None or off.max() < (1.01 if has_zero else 0.51) + h.abs().max() / 800 / steps.min() * gated
+    zeros, scale = kernels.quantize_per_row(torch.zeros(2, 16), None, None, 2, dtype=wide, use_pdl=False)
     assert (zeros == 0).all() and (scale > 0).all()
+"""
+INT8 = """
+    from treadle_fp8_kit import quantize
+    from treadle_fp8_kit.kernels import multiply, quantize_per_row
+    from treadle_fp8_kit.tiles import Tile, choose_int8_tile
+    cases = [(rows, width, depth, choose_int8_tile(rows, width, depth))
+             for rows in (1, 3, 16, 17, 64, 200) for width, depth in ((33, 208), (128, 2064))]
+    cases += [(70, 200, 336, Tile(64, 16, 64, 4, 4, 3, group_m=2)), (40, 96, 128, Tile(32, 16, 64, 4, 4, group_m=8))]
+    for case, (rows, width, depth, tile) in enumerate(cases):
+        x = torch.randn(rows, depth).half() + case % 2
+        weight = torch.randint(-128, 128, (width, depth), dtype=torch.int8)
+        scale, bias = torch.rand(width) / 64, torch.randn(width) if case % 3 else None
+        sums = weight.sum(dim=1).float()
+        for w_sum in None, sums:
+            few, own = quantize_per_row(
+                x, None, None, rows, dtype=torch.int8, has_zero=w_sum is not None, use_pdl=False
+            )
+            seen = few.double() * own[:, :1].double() + (0 if w_sum is None else own[:, 1:].double())
+            want = seen @ (weight.double() * scale[:, None].double()).t()
+            want = want if bias is None else want + bias
+            products = few.int() @ weight.int().t()
+            by_torch = quantize.scale_products(products, own, scale, bias, torch.float32, w_sum)
+            got = multiply(few, own, weight, scale, bias, torch.float32, tile, w_sum=w_sum, use_pdl=False)
+            close(by_torch.double(), want, 1e-6)
+            close(got.double(), want, 1e-6)
+            # What rounding the activations costs, and no more.
+            true = x.double() @ (weight.double() * scale[:, None].double()).t() + (0 if bias is None else bias)
+            close(got.double(), true, 0.02)
 """
 MULTIPLIED = """
     from treadle_fp8_kit import quantize
@@ -74,8 +120,8 @@ COMPILED = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from treadle_fp8_kit import kernels
-    from treadle_fp8_kit.tiles import choose_tile
+    from treadle_fp8_kit import kernels, quantize_kernel
+    from treadle_fp8_kit.tiles import choose_int8_tile, choose_tile
 
     def build(kernel, warps, stages, constants, **types):
         names = kernel.arg_names
@@ -93,23 +139,35 @@ COMPILED = """
         assert "ld.global" not in code[:wait] and "st.global" not in code[:wait]
         return code
 
-    fp8, fp32 = "*fp8e4nv", "*fp32"
-    types = dict(x=fp8, weight=fp8, x_scale=fp32, w_scale=fp32, bias="*bf16", out="*bf16")
+    fp8, int8, fp32 = "*fp8e4nv", "*i8", "*fp32"
+    rest = dict(x_scale=fp32, w_scale=fp32, w_sum=fp32, bias="*bf16", out="*bf16")
+    types = dict(x=fp8, weight=fp8, **rest)
+    def constants(tile, blocks=False, zero=False):
+        sizes = dict(BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, BLOCK_K=tile.block_k, GROUP_M=tile.group_m)
+        return sizes | dict(BLOCK_SCALES=blocks, SPLIT_K=False, HAS_ZERO=zero, HAS_BIAS=zero, USE_PDL=True)
     for rows in (1, 17, 33, 65, 128):
         for width, depth in (4096, 4096), (4096, 12288), (6144, 4096), (24576, 4096):
             for blocks in (False, True):
                 tile = choose_tile(rows, width, depth, blocks)
                 if tile is None:
                     continue
-                chosen = dict(BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, BLOCK_K=tile.block_k, BLOCK_SCALES=blocks, SPLIT_K=False)
-                chosen |= dict(HAS_BIAS=False, USE_PDL=True)
-                code = build(kernels.scaled_mm_kernel, tile.num_warps, tile.num_stages, chosen, **types)
+                code = build(kernels.scaled_mm_kernel, tile.num_warps, tile.num_stages, constants(tile, blocks), **types)
                 assert f"m64n{tile.block_m}k32.f32.e4m3.e4m3" in code, "tensor cores multiply fp8 as it is"
-    chosen = dict(NUM_SPLITS=4, BLOCK_N=1024, BLOCK_SCALES=False, HAS_BIAS=True, USE_PDL=True)
-    build(kernels.split_k_reduce_kernel, 4, 3, chosen, partials=fp32, **types)
+    for rows, zero in (1, False), (48, True), (200, False), (2000, True):
+        tile = choose_int8_tile(rows, 4096, 4096)
+        code = build(kernels.scaled_mm_kernel, tile.num_warps, tile.num_stages, constants(tile, zero=zero), x=int8, weight=int8, **rest)
+        assert "k32.s32.s8.s8" in code, "tensor cores multiply int8 as it is"
+        loads = [line for line in code.splitlines() if "cp.async.c" in line and "commit" not in line]
+        assert loads and all("cp.async.cg" in line and ", 0x10" in line for line in loads), "16 bytes at a time"
+        assert ".local" not in code, "sums stay in registers"
+    chosen = dict(NUM_SPLITS=4, BLOCK_N=1024, BLOCK_SCALES=False, HAS_ZERO=True, HAS_BIAS=True, USE_PDL=True)
+    for sums in fp32, "*i32":
+        build(kernels.split_k_reduce_kernel, 4, 3, chosen, partials=sums, **rest)
     chosen = dict(HIDDEN_SIZE=12288, GROUP_SIZE=12288, NUM_GROUPS_PADDED=1, GROUP_SIZE_PADDED=16384, GATED=True, HAS_STATIC_SCALE=False, HAS_MAX_ABS=True)
-    types = dict(x="*bf16", static_scale=fp32, out=fp8, scales=fp32, max_abs="fp32")
-    build(kernels.quantize_kernel, 16, 3, {**chosen, "USE_PDL": True}, **types)
+    types = dict(x="*bf16", static_scale=fp32, scales=fp32, max_abs="fp32")
+    for out, lowest, largest, zero in (fp8, -448.0, 448.0, False), (int8, -128.0, 127.0, True):
+        numbers = dict(LOWEST=lowest, LARGEST=largest, HAS_ZERO=zero, USE_PDL=True)
+        build(quantize_kernel.quantize_kernel, 16, 3, {**chosen, **numbers}, out=out, **types)
 """
 
 
@@ -133,6 +191,10 @@ def test_products_of_few_rows_are_torchs() -> None:
     run(MULTIPLIED, TRITON_INTERPRET="1")
 
 
+def test_products_in_int8_are_those_of_float64() -> None:
+    run(INT8, TRITON_INTERPRET="1")
+
+
 def test_kernels_compile_for_hopper_and_wait_before_they_read() -> None:
     run(COMPILED)
 
@@ -147,5 +209,8 @@ def test_tiles_follow_the_problem() -> None:
             assert not blocks or (tile.block_k == 128 and 128 % tile.block_n == 0), (
                 "one scale a tile"
             )
+    large = choose_int8_tile(1000, 4096, 4096)
+    assert large.fit(227 << 10) == large
+    assert large.fit(99 << 10).num_stages == 2, "of 48 KiB each, on cards with less shared memory"
     narrow = choose_tile(1, 4096, 4096)
     assert narrow is not None and narrow.num_splits > 1
