@@ -15,9 +15,10 @@ from treadle.errors import ConfigError
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
 from treadle_layers_kit.int4_packing import Int4Module, Int4Packing
 from treadle_layers_kit.packed_layout import INT8, WHOLE, codes_of_bytes
+from treadle_layers_kit.rounded_inputs import RoundedInputs, Rounding, RowProduct
 from treadle_layers_kit.weight import empty_weight
 
-__all__ = ("AffineLinear", "bytes_of_codes", "codes_of_bytes", "stored_bits")
+__all__ = ("AffineLinear", "RoundedAffineLinear", "bytes_of_codes", "codes_of_bytes", "stored_bits")
 
 
 class AffineLinear(DequantizedLinear):
@@ -101,6 +102,14 @@ class AffineLinear(DequantizedLinear):
             return super().apply(module, x, bias)
         y: Tensor = self.int4(x)
         return y if bias is None else y + bias
+
+
+class RoundedAffineLinear(RoundedInputs, AffineLinear):
+    """Of 8 bits, multiplied in int8 where no output has groups or a zero point."""
+
+    def __init__(self, group: int, rounding: Rounding, product: RowProduct) -> None:
+        super().__init__(8, group)
+        self.rounding, self.product = rounding, product
 
 
 def stored_bits(bits: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from treadle.errors import ConfigError
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
 from treadle_layers_kit.packed_layout import E2M1, FP8, codes_of_bytes
+from treadle_layers_kit.rounded_inputs import RowProduct
 from treadle_layers_kit.weight import empty_weight
 
 __all__ = ("Fp4Linear", "Fp8Linear", "Fp8Product", "fp4_to_float32", "fp8_to_float32")
@@ -19,12 +20,8 @@ PRODUCT_BLOCK = (128, 128)
 """The blocks that products in FP8 know."""
 
 
-class Fp8Product(Protocol):
-    """What multiplies in FP8, as ``treadle_fp8_kit.scaled_mm.ScaledMM`` does, where the device has such products."""
-
-    def supports_rows(self, weight: Tensor, dtype: torch.dtype) -> bool: ...
-
-    def mm_rows(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor: ...
+class Fp8Product(RowProduct, Protocol):
+    """Also one of FP8 with scales by block."""
 
     def supports_blocks(self, weight: Tensor, dtype: torch.dtype) -> bool: ...
 

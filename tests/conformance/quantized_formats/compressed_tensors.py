@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -83,15 +83,40 @@ class IntFormat:
 
 @dataclass(frozen=True)
 class UnpackedFormat(IntFormat):
-    """int8 as it is; a symmetric matrix may have zero points of 0, which earlier versions wrote."""
+    """int8 as it is; a symmetric matrix may have zero points of 0, which earlier versions wrote.
+
+    ``inputs``: activations in int8, by their own scales or, if ``static``, by the checkpoint's.
+    """
 
     bits: int = 8
     strategy: str = "channel"
     packed: bool = False
+    inputs: Literal["symmetric", "asymmetric"] | None = None
+    static: bool = False
 
     @property
     def optional(self) -> Sequence[str]:
-        return ("input_scale", "weight_zero_point") if self.symmetric else ("input_scale",)
+        unread = () if self.static else ("input_scale",)
+        return (*unread, "weight_zero_point") if self.symmetric else unread
+
+    def config(self, unquantized: Sequence[str] = ()) -> dict[str, Any]:
+        whole = super().config(unquantized)
+        if self.inputs is not None:
+            whole["config_groups"]["group_0"]["input_activations"] = {
+                "num_bits": 8,
+                "type": "int",
+                "strategy": "tensor" if self.static else "token",
+                "dynamic": not self.static,
+                "symmetric": self.inputs == "symmetric",
+            }
+        return whole
+
+    def pack(self, weight: Tensor) -> Packed:
+        packed = super().pack(weight)
+        tensors = {**packed.tensors, "input_scale": torch.tensor([0.04])}
+        if self.static and self.inputs == "asymmetric":
+            tensors["input_zero_point"] = torch.tensor([5], dtype=torch.int8)
+        return Packed(tensors, packed.weight)
 
 
 @dataclass(frozen=True)
@@ -177,7 +202,7 @@ def config(
     inputs = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
     group = {"targets": ["Linear"], "weights": dict(weights)}
     group["input_activations"] = inputs if is_fp8 else None
-    skipped = [name if name.startswith("model.") else f"re:.*{name}" for name in unquantized]
+    skipped = [name if name.startswith("model.") else f"re:.*{name}$" for name in unquantized]
     return {
         "quant_method": "compressed-tensors",
         "format": format,

@@ -23,6 +23,7 @@ class QuarkFormat:
     scheme: str = "per_tensor"
     group: int = 32
     reorder: bool = True
+    rounds_inputs: bool = False
 
     @property
     def optional(self) -> Sequence[str]:
@@ -42,7 +43,9 @@ class QuarkFormat:
             "quant_method": "quark",
             "global_quant_config": {
                 "weight": weight,
-                "input_tensors": {"dtype": self.dtype} if self.dtype.startswith("fp8") else None,
+                "input_tensors": {"dtype": self.dtype}
+                if self.rounds_inputs or self.dtype.startswith("fp8")
+                else None,
             },
             "layer_quant_config": {},
             "exclude": ["lm_head", *(f"*{name}" for name in unquantized)],

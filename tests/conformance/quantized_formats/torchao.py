@@ -27,6 +27,8 @@ class TorchAoFormat:
     bits: int = 4
     group: int = 32
     whole: bool = False
+    rounds_inputs: bool = False
+    """To int8: the weights have no zero points then."""
 
     @property
     def optional(self) -> Sequence[str]:
@@ -36,6 +38,12 @@ class TorchAoFormat:
     def type(self) -> dict[str, Any]:
         rows = typed("PerTensor") if self.whole else typed("PerRow", dim=-1)
         match self.kind:
+            case "int8" if self.rounds_inputs:
+                return typed(
+                    "Int8DynamicActivationInt8WeightConfig",
+                    act_mapping_type={"_type": "MappingType", "_data": "SYMMETRIC"},
+                    granularity=[rows, rows],
+                )
             case "int8":
                 return typed("Int8WeightOnlyConfig", granularity=rows, group_size=None)
             case "fp8":
@@ -77,6 +85,8 @@ class TorchAoFormat:
         low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
         scale = (groups.amax(2, keepdim=True) - groups.amin(2, keepdim=True)) / (high - low)
         zero = (low - groups.amin(2, keepdim=True) / scale).round().clamp(low, high)
+        if self.rounds_inputs:
+            scale, zero = groups.abs().amax(2, keepdim=True) / high, torch.zeros_like(scale)
         codes = (groups / scale + zero).round().clamp(low, high)
         tensors = {
             "_weight_qdata": codes.view(weight.shape).to(torch.int8),

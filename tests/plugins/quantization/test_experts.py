@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from quantized_formats.bitsandbytes import FourBitFormat, Int8Format
+from quantized_formats.compressed_tensors import UnpackedFormat
 from torch import Tensor
 
 from treadle.api.communicators import Communicator
@@ -40,6 +41,7 @@ FORMATS: dict[str, Format] = {
     "gptq, act-order": GptqFormat(group_size=32, desc_act=True, sym=False, extra={"dynamic": {}}),
     "nf4": FourBitFormat(double=True),
     "int8": Int8Format(),
+    "W8A8": UnpackedFormat(inputs="symmetric"),
     "fp8": Fp8Format(),
     "fp8, static": Fp8Format(static=True),
     "fp8, outputs": Fp8Format("channel"),

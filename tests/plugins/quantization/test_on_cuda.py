@@ -118,8 +118,8 @@ class TestCompressedTensors(OnCuda):
         "W4A16": IntFormat(),
         "W4A16, act-order": IntFormat(act_order=True, symmetric=False),
         "W8A16": IntFormat(8, strategy="channel"),
-        "W8A8": UnpackedFormat(),
-        "W8A8, zero points": UnpackedFormat(strategy="tensor", symmetric=False),
+        "W8": UnpackedFormat(),
+        "W8, zero points": UnpackedFormat(strategy="tensor", symmetric=False),
         "NVFP4": Fp4Format(),
         "MXFP4": Fp4Format(32),
     }
@@ -168,6 +168,32 @@ class TestFp8(InFp8):
         "blocks": Fp8Format("block"),
         "outputs": Fp8Format("channel"),
     }
+
+
+class InInt8(OnCuda):
+    # Activations are rounded to int8 as well: a step is 1/127 of a row's largest number.
+    tolerance: ClassVar[Mapping[str, float]] = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2}
+
+
+class TestCompressedTensorsInInt8(InInt8):
+    plugin = "quantization:compressed-tensors"
+    formats = {
+        "W8A8": UnpackedFormat(inputs="symmetric"),
+        "matrix": UnpackedFormat(strategy="tensor", inputs="symmetric"),
+        "zero points": UnpackedFormat(inputs="asymmetric"),
+        "static": UnpackedFormat(inputs="symmetric", static=True),
+        "static, zero points": UnpackedFormat(inputs="asymmetric", static=True),
+    }
+
+
+class TestQuarkInInt8(InInt8, Loaded):
+    plugin = "quantization:quark"
+    formats = {"int8": QuarkFormat("int8", "per_channel", rounds_inputs=True)}
+
+
+class TestTorchAoInInt8(InInt8, Loaded):
+    plugin = "quantization:torchao"
+    formats = {"int8": TorchAoFormat(rounds_inputs=True)}
 
 
 FAST = {"outputs": Fp8Format("channel"), "blocks": Fp8Format("block")}

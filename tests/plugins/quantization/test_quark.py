@@ -33,6 +33,7 @@ class TestQuark(PluginSuite, QuantizationSuite):
         "FP8, outputs": QuarkFormat(scheme="per_channel"),
         "int8": QuarkFormat("int8"),
         "int8, outputs": QuarkFormat("int8", "per_channel"),
+        "int8 times int8": QuarkFormat("int8", "per_channel", rounds_inputs=True),
         "uint8, groups": QuarkFormat("uint8", "per_group"),
         "int4, outputs": QuarkFormat("int4", "per_channel"),
         "int4, groups": QuarkFormat("int4", "per_group"),

@@ -32,6 +32,7 @@ class TestTorchAo(PluginSuite, QuantizationSuite):
     formats = {
         "int8": TorchAoFormat(),
         "int8, matrix": TorchAoFormat(whole=True),
+        "int8 times int8": TorchAoFormat(rounds_inputs=True),
         "fp8": TorchAoFormat("fp8"),
         "fp8, matrix": TorchAoFormat("fp8", whole=True),
         "int4, one a byte": TorchAoFormat("intx"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.errors import CheckpointError, UnsupportedModelError
+from treadle_layers_kit.rounded_inputs import Rounding
 from treadle_layers_kit.schemes import check_method, listed_names
 
 __all__ = ("Config", "Weights", "read_config")
@@ -37,6 +38,8 @@ class Weights:
     act_order: bool = False
     rounds_inputs: bool = False
     """Whether activations were to be rounded as the weights are."""
+    inputs: Rounding | None = None
+    """How they were to be rounded to int8, if the weights are such that int8 multiplies both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,9 @@ def read_config(checkpoint: Mapping[str, Any]) -> Config:
         weights = group.get("weights")
         targets = tuple(_names(group, "targets", where))
         stored = None if weights is None else _weights(weights, format, where)
-        if stored is not None and isinstance(group.get("input_activations"), Mapping):
-            stored = replace(stored, rounds_inputs=True)
+        inputs = group.get("input_activations")
+        if stored is not None and isinstance(inputs, Mapping):
+            stored = replace(stored, rounds_inputs=True, inputs=_rounding(inputs, stored))
         read.append((targets, stored))
     return Config(tuple(read), tuple(_names(checkpoint, "ignore", "quantization_config")))
 
@@ -133,6 +137,14 @@ def _weights(args: Mapping[str, Any], format: str, where: str) -> Weights:
     packed = format in ("pack-quantized", "mixed-precision") or (format == "dense" and bits == 4)
     act_order = args.get("actorder") in (True, "group")
     return Weights(kind, strategy, size or 0, block, symmetric, packed, act_order)
+
+
+def _rounding(args: Mapping[str, Any], weights: Weights) -> Rounding | None:
+    is_int8 = (args.get("type", "int"), args.get("num_bits", 8)) == ("int", 8)
+    is_plain = weights.symmetric and not weights.packed and weights.strategy != "group"
+    if weights.kind != "int8" or not is_plain or not is_int8 or args.get("strategy") == "group":
+        return None
+    return Rounding(not args.get("dynamic", False), args.get("symmetric", True) is not False)
 
 
 def _block(shape: Any, where: str) -> Place:

@@ -19,8 +19,9 @@ from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
 from treadle_layers_kit.int4_packing import Int4Module, Int4Packing
 from treadle_layers_kit.packed_layout import INT8, Levels
+from treadle_layers_kit.rounded_inputs import RoundedInputs, Rounding, RowProduct
 
-__all__ = ("IntLinear", "unpack")
+__all__ = ("IntLinear", "RoundedIntLinear", "unpack")
 
 SIGNED: Levels = tuple(float(code - 8) for code in range(16))
 """What codes of four bits mean."""
@@ -127,7 +128,7 @@ class IntLinear(DequantizedLinear):
     def _codes(self, module: Any, begin: int, end: int) -> Tensor:
         """Of some outputs, signed."""
         if not self.weights.packed:
-            return module.weight[begin:end].to(torch.int32)  # type: ignore[no-any-return]
+            return module.weight.data[begin:end]  # type: ignore[no-any-return]
         return unpack(module.weight_packed[begin:end], self.bits)[:, : self.inputs.size]
 
     def _zeros(self, module: nn.Module) -> Tensor | None:
@@ -190,6 +191,14 @@ class IntLinear(DequantizedLinear):
             return super().apply(module, x, bias)
         y: Tensor = self.int4(x)
         return y if bias is None else y + bias
+
+
+class RoundedIntLinear(RoundedInputs, IntLinear):
+    """int8 times int8."""
+
+    def __init__(self, weights: Weights, rounding: Rounding, product: RowProduct) -> None:
+        super().__init__(weights)
+        self.rounding, self.product = rounding, product
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from treadle.errors import CheckpointError, UnsupportedModelError
+from treadle_layers_kit.rounded_inputs import Rounding
 from treadle_layers_kit.schemes import check_method, listed_names
 
 __all__ = ("Config", "Weights", "read_config")
@@ -31,6 +32,8 @@ class Weights:
     block: tuple[int, int] = (1, 0)
     rounds_inputs: bool = False
     """Whether activations were to be rounded as the weights are."""
+    inputs: Rounding | None = None
+    """How they were to be rounded to int8, beside the scales of the file: each row has its own."""
 
     @property
     def bits(self) -> int:
@@ -111,7 +114,12 @@ def _layer(stored: Any, where: str) -> Weights | None:
     if not isinstance(weight, Mapping):
         raise CheckpointError(f"{where}.weight is {weight!r:.200}, not an object")
     read = _weights(weight, f"{where}.weight")
-    return replace(read, rounds_inputs=stored.get("input_tensors") is not None)
+    inputs = stored.get("input_tensors")
+    inputs = inputs[0] if isinstance(inputs, list) and len(inputs) == 1 else inputs
+    rounding = None
+    if isinstance(inputs, Mapping) and str(inputs.get("dtype")) in INTEGERS[2:]:
+        rounding = Rounding(symmetric=inputs.get("symmetric", True) is not False)
+    return replace(read, rounds_inputs=inputs is not None, inputs=rounding)
 
 
 def _weights(spec: Mapping[str, Any], where: str) -> Weights:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from treadle.errors import CheckpointError, UnsupportedModelError
+from treadle_layers_kit.rounded_inputs import Rounding
 from treadle_layers_kit.schemes import check_method, listed_names
 
 __all__ = ("Config", "Weights", "read_config")
@@ -42,6 +43,8 @@ class Weights:
     """Whether two codes share a byte in the file."""
     rounds_inputs: bool = False
     """Whether activations were to be rounded to FP8, too."""
+    inputs: Rounding | None = None
+    """How they were to be rounded to int8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,9 @@ def _weights(stored: Any, where: str) -> Weights:
     type, data = _typed(stored, where)
     if type in INT8:
         group = data.get("group_size") or _group(data.get("granularity"), where)
-        return Weights("int", 8, _size(group, where))
+        symmetric = _value(data.get("act_mapping_type"), "SYMMETRIC") != "ASYMMETRIC"
+        inputs = None if type == INT8[0] else Rounding(symmetric=symmetric)
+        return Weights("int", 8, _size(group, where), inputs=inputs)
     if type in INTX:
         dtype = _value(data.get("weight_dtype"), "int8")
         if not re.fullmatch("int[1-8]", dtype):

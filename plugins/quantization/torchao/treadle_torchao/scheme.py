@@ -5,7 +5,7 @@ from __future__ import annotations
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle_fp8_kit.scaled_mm import ScaledMM
-from treadle_layers_kit.affine import AffineLinear, stored_bits
+from treadle_layers_kit.affine import AffineLinear, RoundedAffineLinear, stored_bits
 from treadle_layers_kit.quantized import is_layer_skipped
 from treadle_layers_kit.schemes import LinearScheme, stored_alike
 from treadle_layers_kit.small_floats import Fp8Linear
@@ -25,7 +25,7 @@ class TorchAoScheme(LinearScheme):
     def __init__(self, config: Config, device: DeviceInfo) -> None:
         self.config = config
         self._cuda = device.type == "cuda"
-        self._fp8 = ScaledMM(device)
+        self._scaled_mm = ScaledMM(device)
 
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
         if is_layer_skipped(spec, (*HEADS, *self.config.unquantized)):
@@ -34,6 +34,8 @@ class TorchAoScheme(LinearScheme):
         if weights is None:
             return None
         if weights.kind == "fp8":
-            fp8 = self._fp8 if weights.rounds_inputs else None
+            fp8 = self._scaled_mm if weights.rounds_inputs else None
             return Fp8Linear("block" if weights.block[1] else "channel", weights.block, fp8)
+        if weights.inputs is not None:
+            return RoundedAffineLinear(weights.group, weights.inputs, self._scaled_mm)
         return AffineLinear(stored_bits(weights.bits), weights.group, cuda=self._cuda)
