@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from quantized_formats.compressed_tensors import FloatFormat, UnpackedFormat
+from quantized_formats.modelopt import ModelOptFormat
+from quantized_formats.quark import QuarkFormat
 from safetensors.torch import load_file, save_file
 
 from treadle.config import from_options
@@ -16,6 +19,7 @@ from treadle.runner.attention import build_metadata
 from treadle.runner.model_runner import LoadedModel
 from treadle.testing.attention_reference import batch_of
 from treadle.testing.checkpoints import make_checkpoint
+from treadle.testing.packing import Format, pack_checkpoint
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit import Attention, SingleRankCommunicator
 from treadle_worker_kit.load import load_model
@@ -99,6 +103,58 @@ def test_without_scales_they_are_one_and_large_keys_are_lost(tmp_path: Path) -> 
     folder = checkpoint(tmp_path)
     assert scales(start(folder)) == [(1.0, 1.0)] * 2
     assert error(folder) > 0.5, "this model does not need scales: the other tests prove nothing"
+
+
+QUANTIZED: dict[str, tuple[Format, str]] = {
+    "compressed-tensors, FP8": (FloatFormat("channel"), "block"),
+    "compressed-tensors, W8A8": (UnpackedFormat(inputs="symmetric"), "block"),
+    "quark": (QuarkFormat(), "outputs"),
+    "modelopt": (ModelOptFormat(), "projections"),
+}
+LAYER_SCALES = ((0.137, 0.029), (0.171, 0.041))
+"""Of keys and values. A power of two would round as a scale of 1 does."""
+
+
+def rounding_cache_logits(folder: Path, pairs: tuple[tuple[float, float], ...]) -> torch.Tensor:
+    """What ``logits`` are, by transformers, whose cache rounds keys and values in torch."""
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    class RoundingCache(DynamicCache):
+        def update(self, key: Any, value: Any, layer: int, *rest: Any, **named: Any) -> Any:
+            key, value = (
+                (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+                for x, scale in zip((key, value), pairs[layer], strict=True)
+            )
+            return super().update(key, value, layer, *rest, **named)
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    cache = RoundingCache(config=model.config)
+    with torch.inference_mode():
+        output = model(torch.arange(5, 35)[None], past_key_values=cache, use_cache=True)
+    last: torch.Tensor = output.logits[0, -1:]
+    return last
+
+
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_those_of_a_quantized_checkpoint_round_what_is_cached(name: str, tmp_path: Path) -> None:
+    format, form = QUANTIZED[name]
+    source = make_checkpoint(tmp_path / "source", num_hidden_layers=2)
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    pack_checkpoint(source, packed, plain, format)
+    tensors = load_file(packed / "model.safetensors")
+    for layer, pair in enumerate(LAYER_SCALES):
+        for pattern, scale in zip(NAMES[form], pair, strict=True):
+            tensors[pattern.format(f"model.layers.{layer}.self_attn")] = torch.tensor(scale)
+    save_file(tensors, packed / "model.safetensors", metadata={"format": "pt"})
+    started = start(packed)
+    assert scales(started) == [pytest.approx(pair) for pair in LAYER_SCALES]
+    actual = logits(started)
+    expected = rounding_cache_logits(plain, LAYER_SCALES)
+    unscaled = rounding_cache_logits(plain, ((1.0, 1.0),) * 2)
+    # One key in the middle of two numbers, which sums in another order round the other way, costs 1e-3.
+    assert (actual - expected).abs().max() < 5e-3
+    assert (actual - unscaled).abs().max() > 0.1, "without its scales it would be the same"
 
 
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
