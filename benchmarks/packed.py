@@ -34,6 +34,11 @@ FORMATS: dict[str, Format] = {  # levels, group, run, type of the scales, offset
     "nf4": (E2M1, 64, 32, FLOAT, False),
     "hqq4": (WHOLE, 64, 32, HALF, True),
     "w4g128": (WHOLE, 128, 32, HALF, True),
+    "q4_k": (WHOLE, 32, 32, HALF, True),
+    "q3_k": (WHOLE, 16, 16, HALF, False),
+    "q2_k": (WHOLE, 16, 16, HALF, True),
+    "q5_k": (INT8, 32, 32, HALF, True),
+    "q6_k": (INT8, 16, 16, HALF, False),
     "int8": (INT8, 0, 64, None, False),
     "int8g32": (INT8, 32, 32, HALF, False),
     "fp8": (FP8, 0, 64, None, False),
@@ -51,7 +56,7 @@ def weight(name: str, depth: int, columns: int) -> tuple[tuple[Tensor | None, ..
         shape = (depth // group, columns)
         scales = torch.rand(shape, device="cuda") / 8
         scales = scales.to(scale_type) if scale_type is not BYTE else (scales * 80 + 120).to(BYTE)
-        offsets = torch.rand(shape, device="cuda") if has_offsets else None
+        offsets = torch.rand(shape, device="cuda").half() if has_offsets else None
     factors = torch.rand(columns, device="cuda")
     return (codes.view(torch.int16), scales, offsets, factors), levels, group or depth
 

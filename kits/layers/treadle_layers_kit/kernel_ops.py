@@ -249,7 +249,7 @@ LAYER_OPS: tuple[KernelOp, ...] = (
         name="packed_linear",
         about="""linear for a weight of 4 or 8 bits (bits), (number · scale + offset) · factor; group, a multiple of
         16, inputs share a scale and an offset. levels are the numbers of 4 bits, or int8 or float8_e4m3fn.
-        treadle_layers_kit.packed_layout has the layout of codes and the types of scales.""",
+        treadle_layers_kit.packed_layout has the layout of codes and the types of scales and offsets.""",
         used_by="PackedWeight.op",
         args=(
             tensor("x", "..., in_features", strided=True),

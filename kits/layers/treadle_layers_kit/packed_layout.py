@@ -8,8 +8,8 @@ for consecutive inputs. Inputs beyond the last are codes of zero.
 What a code of four bits means is one of 16 ``levels``; eight bits are ``int8`` or ``float8_e4m3fn``, which then
 stands in the place of the levels.
 
-The weight is ``(number · scale + offset) · factor``. Scales ``[groups, out]`` are in any type of floats, or uint8
-exponents of two, less 127. Offsets are float32 ``[groups, out]``, factors float32 ``[out]``.
+The weight is ``(number · scale + offset) · factor``. Scales and offsets ``[groups, out]`` are in any type of floats;
+scales may be uint8, exponents of two, less 127. Factors are float32 ``[out]``.
 """
 
 from __future__ import annotations

@@ -38,6 +38,8 @@ def cases(device: str, out: int, inputs: int) -> Iterator[tuple[Case, int]]:
             scales = (scales * 10 + 115).to(torch.uint8) if kind is torch.uint8 else scales.to(kind)
             yield (words, scales, None, None, levels), group
             if kind is not torch.uint8:
-                yield (words, scales, uniform(*shape), uniform(out), levels), group
+                offsets = uniform(*shape)
+                offsets = offsets if kind is torch.float32 else offsets.half()
+                yield (words, scales, offsets, uniform(out), levels), group
         whole = -(-inputs // 128) * 128
         yield (pack_words(codes, levels, 32), None, None, uniform(out), levels), whole

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from quantized_formats.ptx import execute
 from torch import Tensor
 
 pytest.importorskip("triton.experimental.gluon")
@@ -66,58 +65,6 @@ class Bits(Tensor):
     def to(self, kind: torch.dtype, bitcast: bool) -> Tensor:  # type: ignore[override]
         assert bitcast
         return self.view(kind)
-
-
-def halves(x: Tensor, kind: torch.dtype) -> Tensor:
-    return x.contiguous().view(kind).unflatten(-1, (-1, 2)).float()
-
-
-def calculate(operation: str, *operands: Tensor) -> Tensor:
-    """Of two numbers in each register: exact in float32, and rounded once."""
-    kind = torch.bfloat16 if operation.endswith("bf16x2") else torch.float16
-    a, b, *c = (halves(x, kind) for x in torch.broadcast_tensors(*operands))
-    y = a + b if operation.startswith("add") else a * b + c[0] if c else a * b
-    return y.to(kind).flatten(-2).view(torch.int32)
-
-
-def in_both_halves(x: Tensor) -> Tensor:
-    return x & 0xFFFF | x << 16
-
-
-INSTRUCTIONS: dict[str, Callable[..., Tensor]] = {
-    "mov.b32": lambda x: torch.as_tensor(x, dtype=torch.int32),
-    "shr.b32": lambda x, bits: (x.long() % 2**32 >> bits).int(),
-    "lop3.b32": lambda a, b, c, table: {0xEA: a & b | c}[table],
-    "prmt.b32": lambda a, _, order: in_both_halves({0x1010: a, 0x3232: a >> 16}[order]),
-    "cvt.f32.f16": lambda x: x.contiguous().view(torch.float16).float(),
-    "cvt.rn.bf16x2.f32": lambda a, b: in_both_halves(a.bfloat16().view(torch.int16).int()),
-    **{
-        name: partial(calculate, name) for name in ("fma.rn.bf16x2", "add.rn.f16x2", "mul.rn.f16x2")
-    },
-}
-
-
-def execute(code: str, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-    """What the assembly of ``fragments`` makes of registers int32; halves of them are int16."""
-    outputs = 1 + max(int(n) for n in re.findall(r"\$(\d+)", code)) - len(inputs)
-    registers: dict[str, Any] = {f"${outputs + i}": x for i, x in enumerate(inputs)}
-    for line in re.split(r" *; *", code.strip("{ }")):
-        name, *operands = re.split(r"[ ,{}]+", line)
-        if name == "mov.b32" and len(operands) == 3:  # a register into its halves
-            x = registers[operands[2]]
-            registers[operands[0]], registers[operands[1]] = (
-                x.to(torch.int16),
-                (x >> 16).to(torch.int16),
-            )
-        elif name and name != ".reg":
-            to, *sources = operands
-            values = [registers[n] if n in registers else signed(int(n, 0)) for n in sources]
-            registers[to] = INSTRUCTIONS[name](*values)
-    return tuple(registers[f"${i}"] for i in range(outputs))
-
-
-def signed(number: int) -> int:
-    return number - (number >> 31 << 32)
 
 
 @pytest.mark.parametrize("kind", KINDS)

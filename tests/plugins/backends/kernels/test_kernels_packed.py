@@ -14,6 +14,7 @@ import quantized_formats
 import torch
 import torch.nn.functional as F
 from quantized_formats.packed import cases
+from quantized_formats.ptx import execute
 from torch import nn
 
 from treadle_layers_kit.int4 import PackedInt4
@@ -96,6 +97,24 @@ def test_packed_words_are_the_codes_again(levels: tuple[float, ...] | str) -> No
         assert torch.equal(found, codes.view(getattr(torch, levels)).float())
     else:
         assert torch.equal(found, torch.tensor(levels)[codes.int()])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_levels_that_count_up_need_no_table(dtype: torch.dtype) -> None:
+    """What the assembly makes of all words."""
+    from treadle_kernels_triton.packed.lookup import assembly
+
+    words = torch.arange(1 << 16)
+    for first in (0.0, -2.0, -8.0, -16.0):
+        levels = tuple(first + code for code in range(16))
+        code = assembly(levels, dtype)
+        assert "prmt" not in code
+        places = execute(code, [words.to(torch.int16).view(torch.int32)])
+        for place, numbers in enumerate(places):
+            expected = torch.tensor(levels)[words >> 4 * place & 15]
+            assert torch.equal(numbers.view(dtype).float(), expected)
+    for levels in E2M1, tuple(first / 2 for first in range(16)):
+        assert "prmt" in assembly(levels, dtype)
 
 
 def test_runs_lie_in_groups() -> None:

@@ -39,12 +39,17 @@ def _load_x(x, rows, offs_k, K, stride, mask_m, EVEN_K: tl.constexpr, WIDEN: tl.
 
 
 @triton.jit
-def _add_group(acc, part, x, scale, offset, HAS_SCALES: tl.constexpr, HAS_OFFSETS: tl.constexpr):
-    """``acc`` and the product of one group, whose activations are ``x`` or what adds up to their sum."""
+def _add_group(
+    acc, part, ones, x, scale, offset, HAS_SCALES: tl.constexpr, HAS_OFFSETS: tl.constexpr
+):
+    """``acc`` and the product of one group, whose activations are ``x``.
+
+    Tensor cores add these up for the offsets, in each row the same: threads would have to wait for each other.
+    """
     if HAS_SCALES:
         part = part * scale[:, None]
     if HAS_OFFSETS:
-        part += offset[:, None] * tl.sum(x.to(tl.float32), 0)[None, :]
+        part += offset[:, None] * tl.dot(ones, x)
     return acc + part
 
 
@@ -117,6 +122,7 @@ def packed_kernel(  # noqa: C901
         o2 = load_steps(offsets, g2, offs_n, N, mask_n, HAS_OFFSETS)
         o3 = load_steps(offsets, g3, offs_n, N, mask_n, HAS_OFFSETS)
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    ones = tl.full((BLOCK_N, RUN), 1.0, NUMBER)
     for chunk in range(first_chunk, end_chunk):
         offs = (chunk * N + offs_n[:, None]).to(tl.int64) * RUN + offs_run[None, :]
         words = tl.load(codes + offs, mask=mask_n[:, None], other=0.0)
@@ -153,20 +159,21 @@ def packed_kernel(  # noqa: C901
             if PLACES == 4:
                 part = tl.dot(w2, x2, part)
                 part = tl.dot(w3, x3, part)
+            if HAS_SCALES:
+                part = part * t0[:, None]
             if HAS_OFFSETS:
-                total = x0.to(tl.float32) + x1.to(tl.float32)
+                total = tl.dot(ones, x1, tl.dot(ones, x0))
                 if PLACES == 4:
-                    total += x2.to(tl.float32) + x3.to(tl.float32)
-                acc = _add_group(acc, part, total, t0, p0, HAS_SCALES, True)
-            else:
-                acc = _add_group(acc, part, x0, t0, p0, True, False) if HAS_SCALES else part
+                    total = tl.dot(ones, x3, tl.dot(ones, x2, total))
+                part += p0[:, None] * total
+            acc = acc + part if HAS_SCALES or HAS_OFFSETS else part
         else:
             t1, p1 = s1, o1
             g1 = tl.minimum((next_k + RUN) // GROUP, last_group)
             s1 = load_steps(scales, g1, offs_n, N, mask_n, HAS_SCALES, STEP, STEP_POWER)
             o1 = load_steps(offsets, g1, offs_n, N, mask_n, HAS_OFFSETS)
-            acc = _add_group(acc, tl.dot(w0, x0), x0, t0, p0, HAS_SCALES, HAS_OFFSETS)
-            acc = _add_group(acc, tl.dot(w1, x1), x1, t1, p1, HAS_SCALES, HAS_OFFSETS)
+            acc = _add_group(acc, tl.dot(w0, x0), ones, x0, t0, p0, HAS_SCALES, HAS_OFFSETS)
+            acc = _add_group(acc, tl.dot(w1, x1), ones, x1, t1, p1, HAS_SCALES, HAS_OFFSETS)
             if PLACES == 4:
                 t2, p2, t3, p3 = s2, o2, s3, o3
                 g2 = tl.minimum((next_k + 2 * RUN) // GROUP, last_group)
@@ -175,8 +182,8 @@ def packed_kernel(  # noqa: C901
                 s3 = load_steps(scales, g3, offs_n, N, mask_n, HAS_SCALES, STEP, STEP_POWER)
                 o2 = load_steps(offsets, g2, offs_n, N, mask_n, HAS_OFFSETS)
                 o3 = load_steps(offsets, g3, offs_n, N, mask_n, HAS_OFFSETS)
-                acc = _add_group(acc, tl.dot(w2, x2), x2, t2, p2, HAS_SCALES, HAS_OFFSETS)
-                acc = _add_group(acc, tl.dot(w3, x3), x3, t3, p3, HAS_SCALES, HAS_OFFSETS)
+                acc = _add_group(acc, tl.dot(w2, x2), ones, x2, t2, p2, HAS_SCALES, HAS_OFFSETS)
+                acc = _add_group(acc, tl.dot(w3, x3), ones, x3, t3, p3, HAS_SCALES, HAS_OFFSETS)
     if FOLD:
         acc *= POWER
     if HAS_FACTORS:

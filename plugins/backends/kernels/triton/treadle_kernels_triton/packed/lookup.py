@@ -4,7 +4,8 @@ Four-bit codes do so by a table that lies in the instructions.
 
 A byte permutation takes each byte of its result from eight bytes, by selectors of four bits: a word of four
 codes is such a list of selectors. Two permutations look up the lower and the upper eight levels, a third
-chooses, and that twice, for both bytes of a number; eight codes cost 25 instructions.
+chooses, and that twice, for both bytes of a number; eight codes cost 25 instructions. Levels that count up
+need no table: under the bits of 128 (in float16 1024) a code adds its value, and 11 instructions do for eight.
 
 Bytes get the exponent of a number that has room for them below: what they add to it is their value. The fields
 of float8_e4m3fn are shifted into those of a wider number, whose exponent is then too small by a constant. Those
@@ -41,6 +42,8 @@ def assembly(levels: Levels, dtype: torch.dtype, fold: bool = False) -> str:
     if isinstance(levels, str):
         lines = (_floats if levels == FP8 else _integers)(dtype is torch.bfloat16)
         return "{ .reg .b32 w, a, b, c; " + " ".join(lines) + " }"
+    if levels == tuple(levels[0] + code for code in range(16)) and -levels[0] in range(17):
+        return "{ .reg .b32 a, b, c; " + " ".join(_counted(levels[0], dtype)) + " }"
     return _lookup(levels, dtype)
 
 
@@ -71,6 +74,24 @@ def _scaled_e2m1(is_bf16: bool) -> list[str]:
             )
         else:
             lines.append(f"mul.rn.f16x2 ${place}, ${place}, ${5 + place};")
+    return lines
+
+
+def _counted(first: float, dtype: torch.dtype) -> list[str]:
+    """From two words in ``$4`` what ``_lookup`` makes of levels that count up from ``first``."""
+    base = 128 if dtype is torch.bfloat16 else 1024
+    under, less = (0x00010001 * n for n in sixteen_bits((base, first - base), dtype))
+    lines = [f"mov.b32 c, 0x{less:08x};"]
+    if dtype is torch.bfloat16:  # which can only be multiplied and added before capability 9
+        lines.append("mov.b32 b, 0x3f803f80;")
+    for place in range(4):
+        if place:
+            lines.append(f"shr.b32 a, $4, {4 * place};")
+        lines.append(f"lop3.b32 a, {'a' if place else '$4'}, 0x000f000f, 0x{under:08x}, 0xea;")
+        is_bf16 = dtype is torch.bfloat16
+        lines.append(
+            f"fma.rn.bf16x2 ${place}, a, b, c;" if is_bf16 else f"add.rn.f16x2 ${place}, a, c;"
+        )
     return lines
 
 

@@ -17,6 +17,7 @@ OUT_FEATURES, IN_FEATURES, GROUP = 192, 512, 32
 """The first is no multiple of a tile's."""
 ROWS = (3, 40)
 LEVELS: Levels = tuple((7 * i % 16 - 7.5) / 8 for i in range(16))
+COUNTED: Levels = tuple(float(i - 8) for i in range(16))
 
 
 def check_kernels(bits: int, dtype: torch.dtype, device: torch.device) -> bool:
@@ -27,12 +28,14 @@ def check_kernels(bits: int, dtype: torch.dtype, device: torch.device) -> bool:
     scales = (torch.rand(groups, generator=generator, device=device) + 0.5).half()
     shape = (OUT_FEATURES, IN_FEATURES)
     exponents = (scales.float() * 8).to(torch.uint8) + 123  # folded into the numbers, in bfloat16
-    cases = [(LEVELS, scales), (E2M1, exponents)] if bits == 4 else [(INT8, scales), (FP8, scales)]
-    for levels, steps in cases:
+    four = ((LEVELS, scales, None), (COUNTED, scales, scales), (E2M1, exponents, None))
+    for levels, steps, offsets in (
+        four if bits == 4 else ((INT8, scales, None), (FP8, scales, None))
+    ):
         # Of FP8 no exponent is the largest: there lies NaN.
         last = 16 if bits == 4 else 256 if levels == INT8 else 0x78
         codes = torch.randint(last, shape, generator=generator, device=device).to(torch.uint8)
-        weight = (pack_words(codes, levels, GROUP), steps, None, None, levels)
+        weight = (pack_words(codes, levels, GROUP), steps, offsets, None, levels)
         dense = unpack_in_torch(*weight, IN_FEATURES, GROUP)
         unpacked = unpack(*weight, IN_FEATURES, GROUP, dtype)
         if not (unpacked.float() - dense).norm() < 0.02 * dense.norm():
