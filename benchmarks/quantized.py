@@ -1,4 +1,4 @@
-"""Products with 4-bit weights on one CUDA device: the kernels, unpacked first, GPTQ's own, bfloat16.
+"""Products with 4-bit weights on one CUDA device: the kernels, unpacked first, bfloat16.
 
 ::
 
@@ -8,8 +8,7 @@ Each time is the median over replays of a CUDA graph that goes through enough we
 of L2; what is compared takes turns, so that the device's clock is the same for all. The first column is
 the operation ``int4_linear`` of ``treadle-kernels-triton``, as a model has it; then Triton's kernel and, on
 Hopper, the one written in Gluon, with a tile of theirs whether or not it would be chosen. The rules to
-change are in ``treadle_kernels_triton.int4.tiles``, for the kernel of other widths and of inputs in any
-order in ``treadle_gptq.gemm``. With ``--sweep``, every tile of a list is timed for every shape.
+change are in ``treadle_kernels_triton.int4.tiles``. With ``--sweep``, every tile of a list is timed for every shape.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from treadle_gptq.kernel import gptq_gemm, gptq_unpack
 from treadle_kernels_triton import treadle_kernel_op
 from treadle_kernels_triton.int4 import hopper, kernel
 from treadle_kernels_triton.int4.linear import num_sms
@@ -42,8 +40,6 @@ from treadle_layers_kit.int4_layout import pack_steps
 
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 24576), (12288, 4096))  # in, out: of Qwen3-8B
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
-MAX_KERNEL_ROWS = 256
-"""Rows that GPTQ's kernel is timed for."""
 GROUP = 128
 CACHE_BYTES = 256 << 20  # bytes of weights in rotation
 TILES = tuple(
@@ -119,7 +115,6 @@ def row(rows: int, depth: int, columns: int) -> dict[str, float]:
     x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
     tile_counters = torch.zeros(4096, dtype=torch.int32, device="cuda")
     op = operation(depth, columns)
-    shape = (depth // GROUP, columns)
     calls: dict[str, list[Run]] = {}
 
     def add(name: str, call: Run) -> None:
@@ -144,12 +139,6 @@ def row(rows: int, depth: int, columns: int) -> dict[str, float]:
                 ),
             )
         add("unpacked", lambda g=arguments: F.linear(x, kernel.unpack(*g, x.dtype)))
-        if rows <= MAX_KERNEL_ROWS:
-            scales = torch.rand(shape, device="cuda", dtype=torch.bfloat16)
-            zeros = torch.randint(0, 16, shape, device="cuda").to(torch.bfloat16)
-            g = (words(depth // 8, columns), scales, zeros, 4, GROUP, None)
-            add("GPTQ's own", partial(gptq_gemm, x, *g))
-            add("GPTQ unpacked", lambda g=g: x @ gptq_unpack(*g, x.dtype))
     for _ in range(max(2, CACHE_BYTES // (2 * depth * columns))):
         dense = torch.randn(columns, depth, device="cuda", dtype=torch.bfloat16)
         add("bfloat16", partial(F.linear, x, dense))

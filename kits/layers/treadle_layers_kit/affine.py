@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from treadle.errors import ConfigError
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
 from treadle_layers_kit.int4_packing import Int4Module, Int4Packing
-from treadle_layers_kit.packed_layout import INT8, WHOLE, codes_of_bytes
+from treadle_layers_kit.packed_layout import codes_of_bytes
 from treadle_layers_kit.rounded_inputs import RoundedInputs, Rounding, RowProduct
 from treadle_layers_kit.weight import empty_weight
 
@@ -69,18 +69,10 @@ class AffineLinear(DequantizedLinear):
         for name, data in steps.items():
             replace_parameter(module, name, data)
         weight = module.get_parameter("weight").data
-        scale, zero = steps["weight_scale"], steps["weight_zero"]
-        middle = 128 if self.bits == 8 else 0  # of bytes, whose sign is turned
-        offsets = (middle - zero) * scale if bool((zero != middle).any()) else None
-        if self.bits == 8:
-            self.repack(
-                module, INT8, lambda begin, end: weight[begin:end] ^ middle, scale, self.step, offsets=offsets
-            )  # fmt: skip
-        else:
-            self.repack(
-                module, WHOLE, lambda begin, end: codes_of_bytes(weight[begin:end], self.bits), scale, self.step,
-                offsets=offsets,
-            )  # fmt: skip
+        self.repack_codes(
+            module, self.bits, lambda begin, end: codes_of_bytes(weight[begin:end], self.bits),
+            steps["weight_scale"], steps["weight_zero"], self.step,
+        )  # fmt: skip
 
     def _pack_int4(self, weight: Tensor, weight_scale: Tensor, weight_zero: Tensor) -> None:
         if self.bits != 4 or self.inputs.size % self.step:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from treadle.api.models import LinearSpec
 from treadle.errors import CheckpointError
 from treadle_layers_kit.packed import PackedWeight
-from treadle_layers_kit.packed_layout import Levels
+from treadle_layers_kit.packed_layout import INT8, Levels
 from treadle_layers_kit.weight import Shard, Sharded
 
 __all__ = ("DequantizedLinear", "local_groups", "replace_parameter", "scaled")
@@ -73,6 +73,31 @@ class DequantizedLinear:
             if name != "bias":
                 delattr(module, name)
         module.add_module(REPACKED, packed)
+
+    def repack_codes(
+        self,
+        module: nn.Module,
+        bits: int,
+        codes: Callable[[int, int], Tensor],
+        scale: Tensor,
+        zero: Tensor,
+        group: int,
+        index: Tensor | None = None,
+    ) -> None:
+        """``repack`` of ``(code - zero) · scale``, for codes from 0 on of up to four bits, or of eight.
+
+        ``scale`` and ``zero`` are ``[out, groups]``. What is left of a zero point beside the middle of the codes
+        becomes an offset.
+        """
+        middle = 1 << (bits - 1)
+        offsets = (middle - zero) * scale.float() if bool((zero != middle).any()) else None
+        levels: Levels = INT8 if bits == 8 else tuple(float(n - middle) for n in range(16))
+
+        def rows(begin: int, end: int) -> Tensor:
+            found = codes(begin, end)
+            return (found.to(torch.int16) - middle).to(torch.int8) if bits == 8 else found
+
+        self.repack(module, levels, rows, scale, group, offsets=offsets, index=index)
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         packed = module._modules.get(REPACKED)

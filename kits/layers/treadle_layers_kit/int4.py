@@ -26,9 +26,15 @@ class PackedInt4(nn.Module):
     ``int4_linear`` is given to it as ``op``, and its tensors count where the weights are counted.
     """
 
-    def __init__(self, codes: Tensor, scales: Tensor, inputs: int, group: int) -> None:
-        """``codes`` and ``scales`` are those of ``treadle_layers_kit.int4_layout``, the latter its steps."""
+    def __init__(
+        self, codes: Tensor, scales: Tensor, inputs: int, group: int, *, in_order: bool = True
+    ) -> None:
+        """``codes`` and ``scales`` are those of ``treadle_layers_kit.int4_layout``, the latter its steps.
+
+        ``in_order``: inputs are those of the layer.
+        """
         super().__init__()
+        self.in_order = in_order
         self.codes = nn.Parameter(codes, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
         self.inputs, self.group = inputs, group
@@ -43,6 +49,8 @@ class PackedInt4(nn.Module):
         inputs: int,
         group: int,
         dtype: torch.dtype,
+        *,
+        in_order: bool = True,
     ) -> PackedInt4 | None:
         """For activations of ``dtype``; ``None`` for others than 16-bit ones, and where a run of
         inputs in a word would cross groups."""
@@ -54,7 +62,7 @@ class PackedInt4(nn.Module):
         for first in range(0, out_features, COLUMNS):
             last = min(first + COLUMNS, out_features)
             codes[:, first:last] = pack_codes(columns(first, last))
-        return cls(codes, pack_steps(scales, zeros, dtype), inputs, group)
+        return cls(codes, pack_steps(scales, zeros, dtype), inputs, group, in_order=in_order)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., in]`` to ``[..., out]``, in the type that the weight was packed for."""

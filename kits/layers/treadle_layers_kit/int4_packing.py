@@ -75,7 +75,8 @@ class Int4Packing:
         ``group`` is that of this rank, and ``in_order`` says that inputs are those of the layer.
         """
         if self.cuda:
-            return PackedInt4.pack(columns, scales, zeros, self.inputs, group, self.dtype)
+            sizes = self.inputs, group, self.dtype
+            return PackedInt4.pack(columns, scales, zeros, *sizes, in_order=in_order)
         if scales.device.type != "cpu" or self.dtype is not torch.bfloat16:
             return None
         if self.by_rows and in_order:

@@ -10,11 +10,15 @@ from torch import Tensor, nn
 
 from treadle_layers_kit.fusion import Site
 from treadle_layers_kit.packed_layout import Levels, pack_words, packed_linear, run_of
+from treadle_layers_kit.packed_order import arrange, reorder
 
-__all__ = ("PackedWeight",)
+__all__ = ("PackedParts", "PackedWeight")
 
 ROWS = 1024
 """Outputs that are repacked at a time: a code takes up to eight times its size meanwhile."""
+
+LARGEST = 15
+"""The power of two below which float16 steps are."""
 
 Operation = Callable[..., Tensor]
 
@@ -26,6 +30,8 @@ class PackedWeight(nn.Module):
     are counted.
     """
 
+    order: Tensor | None
+
     def __init__(
         self,
         codes: Tensor,
@@ -35,15 +41,22 @@ class PackedWeight(nn.Module):
         levels: Levels,
         inputs: int,
         group: int,
+        order: Tensor | None = None,
     ) -> None:
-        """The arguments of ``packed_linear``."""
+        """The arguments of ``packed_linear``; ``order``: the places of ``packed_order``, if inputs are not in order."""
         super().__init__()
         self.codes = nn.Parameter(codes, requires_grad=False)
         for name, tensor in (("scales", scales), ("offsets", offsets), ("factors", factors)):
             parameter = None if tensor is None else nn.Parameter(tensor, requires_grad=False)
             self.register_parameter(name, parameter)
         self.levels, self.inputs, self.group = levels, inputs, group
+        self.register_buffer("order", order, persistent=False)
         self.op: Operation = packed_linear
+
+    @staticmethod
+    def takes(device: torch.device, dtype: torch.dtype) -> bool:
+        """Return whether there may be kernels for activations of this type on this device."""
+        return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
 
     @classmethod
     def pack(
@@ -57,40 +70,60 @@ class PackedWeight(nn.Module):
         *,
         offsets: Tensor | None = None,
         factors: Tensor | None = None,
+        index: Tensor | None = None,
     ) -> PackedWeight | None:
-        """For activations of ``dtype``; ``None`` for others than 16-bit ones on a CUDA device, and for groups that are no
-        multiples of 16.
+        """For activations of ``dtype``; ``None`` where no kernel takes them, and for groups so small that they would
+        be padding for the most part.
 
         ``rows`` gives the codes or numbers ``[last - first, in]`` of some outputs. ``scales`` and ``offsets`` are
-        ``[out, groups]``, ``factors`` ``[out]`` or ``[out, 1]``. A scale for each output becomes its factor.
+        ``[out, groups]``, ``factors`` ``[out]`` or ``[out, 1]``. ``index`` int64 ``[in]`` is the group of each
+        input, if they are in no order. A scale for each output becomes its factor; scales in float32 and what has
+        offsets get steps in float16, and a factor that keeps these in range.
         """
         out, groups = scales.shape
-        run = run_of(levels, group if groups > 1 else 128)
-        is_half = dtype in (torch.float16, torch.bfloat16)
-        if not scales.is_cuda or not is_half or run is None or inputs > group * groups:
+        is_covered = index is not None or inputs <= group * groups
+        if not cls.takes(scales.device, dtype) or not is_covered:
             return None
-        stepped: Tensor | None = scales
+        codes_of, order = rows, None
+        if groups > 1 and (index is not None or run_of(levels, group) is None):
+            if index is None:
+                index = torch.arange(inputs, device=scales.device) // group
+            bits = 8 if isinstance(levels, str) else 4
+            order = arrange(index, bits, 16 if offsets is None else 32)
+            if order is None:
+                return None
+            codes_of, group, inputs = _in_order(rows, order.apply), order.size, len(order.places)
+            scales = scales[:, order.groups]
+            offsets = None if offsets is None else offsets[:, order.groups]
+        run = run_of(levels, group if groups > 1 else 128)
+        assert run is not None
+        steps: Tensor | None = scales
         if factors is None and offsets is None and groups == 1 and scales.dtype is not torch.uint8:
-            stepped, factors = None, scales.float()
+            steps, factors = None, scales.float()
+        elif factors is None and (offsets is not None or scales.dtype is torch.float32):
+            steps, offsets, factors = _in_halves(scales.float(), offsets)
         codes = None
         for first in range(0, out, ROWS):
             last = min(first + ROWS, out)
-            packed = pack_words(rows(first, last), levels, run)
+            packed = pack_words(codes_of(first, last), levels, run)
             if codes is None:
                 codes = packed.new_empty(len(packed), out, run)
             codes[:, first:last] = packed
         return cls(
             scales.new_empty(0) if codes is None else codes,
-            None if stepped is None else _narrow(stepped).t().contiguous(),
-            None if offsets is None else offsets.float().t().contiguous(),
+            None if steps is None else steps.t().contiguous(),
+            None if offsets is None else offsets.t().contiguous(),
             None if factors is None else factors.float().flatten(),
             levels,
             inputs,
             group if groups > 1 else codes_group(inputs),
+            None if order is None else order.places,
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., in]`` to ``[..., out]``, in the type of ``x``."""
+        if self.order is not None:
+            x = reorder(x, self.order)
         return self.op(
             x,
             self.codes,
@@ -108,14 +141,34 @@ class PackedWeight(nn.Module):
         yield Site(path, ("packed_linear",), (sizes,), partial(setattr, self, "op"))
 
 
+class PackedParts(nn.ModuleList):
+    """The matrices of a layer that cannot be one weight, one after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., in]`` to ``[..., out]``."""
+        return torch.cat([part(x) for part in self], dim=-1)
+
+
 def codes_group(inputs: int) -> int:
     """One group of all inputs, rounded up to whole chunks."""
     return -(-inputs // 128) * 128
 
 
-def _narrow(scales: Tensor) -> Tensor:
-    """Half as large where that loses nothing."""
-    if scales.dtype is not torch.float32:
-        return scales
-    half = scales.to(torch.float16)
-    return half if torch.equal(half.float(), scales) else scales
+def _in_order(
+    rows: Callable[[int, int], Tensor], order: Callable[[Tensor], Tensor]
+) -> Callable[[int, int], Tensor]:
+    return lambda first, last: order(rows(first, last))
+
+
+def _in_halves(scales: Tensor, offsets: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """``[out, groups]`` in float16, and the powers of two ``[out]`` that they are to be multiplied by.
+
+    A step is rounded as a weight in float16 would be, unless it is less than the largest of its output by 2^28.
+    """
+    largest = scales.abs().amax(1)
+    if offsets is not None:
+        largest = torch.maximum(largest, offsets.abs().amax(1))
+    powers = torch.frexp(largest).exponent.clamp_min(-100) - LARGEST
+    factors = torch.ldexp(torch.ones_like(largest), powers)
+    halves = (scales / factors[:, None]).half()
+    return halves, None if offsets is None else (offsets / factors[:, None]).half(), factors

@@ -76,10 +76,10 @@ class PackedExperts(nn.Module):
 
     @classmethod
     def stack(cls, weights: Iterable[PackedWeight | None], experts: int) -> PackedExperts | None:
-        """``None`` if a matrix is not packed, or not as the first one is."""
+        """``None`` if a matrix is not packed, or not as the first one is, or has inputs in an order of its own."""
         stacked: PackedExperts | None = None
         for expert, weight in enumerate(weights):
-            if weight is None:
+            if weight is None or weight.order is not None:
                 return None
             stacked = stacked or cls(weight, experts)
             if not stacked.put(expert, weight):
@@ -116,7 +116,7 @@ class PackedExperts(nn.Module):
 
 
 def as_packed(linear: nn.Module, dtype: torch.dtype) -> PackedWeight | None:
-    """The weight of a linear layer of ``dtype``, if its method has repacked it or can."""
+    """The weight of a linear layer of ``dtype``, if its method has repacked it or can; of int4 only in the order of inputs."""
     method = getattr(linear, "method", None)
     if isinstance(method, RoundedInputs) and method.uses_product:
         return method.packed(linear)
@@ -124,7 +124,7 @@ def as_packed(linear: nn.Module, dtype: torch.dtype) -> PackedWeight | None:
         if isinstance(child, PackedWeight):
             return child
         if isinstance(child, PackedInt4):
-            return _of_int4(child, dtype)
+            return _of_int4(child, dtype) if child.in_order else None
     return None
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from treadle_gptq.config import read_config
-from treadle_gptq.packing import dequantize, pack_inputs, unpack_inputs, unpack_outputs
+from treadle_gptq.packing import dequantize, unpack_inputs, unpack_outputs
 from treadle_gptq.scheme import GptqScheme
 
 from treadle.api.cache import DeviceInfo
@@ -75,8 +75,6 @@ def test_the_packing_is_that_of_autogptq() -> None:
     assert unpack_inputs(torch.tensor([[-2]], dtype=torch.int32), 8).flatten().tolist() == [
         254, 255, 255, 255,
     ]  # fmt: skip
-    codes = torch.randint(0, 16, (32, 5))
-    assert torch.equal(unpack_inputs(pack_inputs(codes.int(), 4), 4), codes.int())
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -135,9 +133,6 @@ def test_three_bits_lie_in_three_words() -> None:
     assert unpack_inputs(words[:, None], 3).flatten().tolist() == CODES
     assert unpack_outputs(words[None], 3, 0).flatten().tolist() == CODES
     assert unpack_outputs(words[None], 3, 1).flatten().tolist() == [(c + 1) % 8 for c in CODES]
-    assert torch.equal(pack_inputs(torch.tensor(CODES)[:, None], 3), words[:, None])
-    codes = torch.randint(0, 8, (96, 7), generator=torch.Generator().manual_seed(1)).int()
-    assert torch.equal(unpack_inputs(pack_inputs(codes, 3), 3), codes)
 
 
 @pytest.mark.parametrize(("bits", "version"), [(2, 2), (3, 1), (3, 2), (4, 2), (8, 2)])

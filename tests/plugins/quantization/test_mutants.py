@@ -94,7 +94,7 @@ def test_the_one_that_version_1_takes_away() -> None:
 @pytest.mark.parametrize("check", [APPLIED, SHARED])
 def test_act_order_that_is_ignored(monkeypatch: pytest.MonkeyPatch, check: str) -> None:
     def in_order(self: gptq.GptqLinear, stored: torch.Tensor, groups: int) -> torch.Tensor:
-        return (self.first + torch.arange(len(stored))) // self.group
+        return (self.inputs.start + torch.arange(len(stored))) // self.group
 
     checks = suite("quantization:gptq", GptqFormat(desc_act=True), gptq_with())
     getattr(checks, check)()
@@ -111,7 +111,7 @@ def test_a_share_of_the_inputs_that_begins_at_0() -> None:
 
         def created(module: torch.nn.Module, spec: LinearSpec) -> None:
             create_weights(module, spec)
-            method.first = 0
+            method.inputs = replace(method.inputs, start=0)
 
         method.create_weights = created
 

@@ -41,6 +41,7 @@ CARD = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 @pytest.mark.skipif(CARD is None, reason="needs a CUDA device")
 class OnCuda(QuantizationSuite):
     device = DeviceInfo("cuda", CARD)
+    always_packed: ClassVar[bool] = True
 
     @property
     def layers(self) -> Mapping[str, Layer]:
@@ -56,6 +57,8 @@ class OnCuda(QuantizationSuite):
         assert hasattr(built, "repacked") == ("packed_linear" in served.backends)
         if hasattr(built, "repacked"):
             assert built.repacked.op is not packed_linear
+        if self.always_packed and built.dtype is not torch.float32:
+            assert served.backends, "the weight is unpacked for each step"
         return built
 
     # These compare on the CPU, where the same classes run in the plugins' own tests.
@@ -65,7 +68,7 @@ class OnCuda(QuantizationSuite):
 
 class TestAwq(OnCuda):
     plugin = "quantization:awq"
-    formats = {"groups of 32": AwqFormat(32), "groups of 128": AwqFormat(128)}
+    formats = {f"groups of {n}": AwqFormat(n) for n in (16, 32, 128)}
 
 
 class TestGptq(OnCuda):
@@ -73,8 +76,11 @@ class TestGptq(OnCuda):
     formats = {
         "4 bits": GptqFormat(group_size=128),
         "4 bits, act-order": GptqFormat(desc_act=True),
+        "4 bits, groups of 8": GptqFormat(group_size=8),
         "8 bits": GptqFormat(bits=8, group_size=128),
+        "8 bits, act-order": GptqFormat(bits=8, group_size=64, desc_act=True, sym=False),
         "3 bits": GptqFormat(bits=3, group_size=128),
+        "2 bits": GptqFormat(bits=2, group_size=-1, sym=False),
     }
 
 
@@ -118,6 +124,7 @@ class TestCompressedTensors(OnCuda):
         "W4A16": IntFormat(),
         "W4A16, act-order": IntFormat(act_order=True, symmetric=False),
         "W8A16": IntFormat(8, strategy="channel"),
+        "W8A16, act-order": IntFormat(8, act_order=True),
         "W8": UnpackedFormat(),
         "W8, zero points": UnpackedFormat(strategy="tensor", symmetric=False),
         "NVFP4": Fp4Format(),
@@ -136,6 +143,7 @@ class TestMxfp4(OnCuda):
 
 
 class InFp8(OnCuda):
+    always_packed = False
     # Activations are rounded to FP8 as well: three bits behind the point.
     tolerance = {"float32": 1e-4, "float16": 5e-2, "bfloat16": 5e-2}
 
@@ -171,6 +179,7 @@ class TestFp8(InFp8):
 
 
 class InInt8(OnCuda):
+    always_packed = False
     # Activations are rounded to int8 as well: a step is 1/127 of a row's largest number.
     tolerance: ClassVar[Mapping[str, float]] = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2}
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from treadle.api.models import LinearSpec
 from treadle.errors import ConfigError
 from treadle_awq.packing import pack
-from treadle_awq.scheme import AwqLinear, frozen_parameter, scale_dtype
-from treadle_layers_kit import Shard, empty_weight
+from treadle_awq.scheme import AwqLinear, scale_dtype
+from treadle_layers_kit import empty_weight
+from treadle_layers_kit.dequantized import replace_parameter
 
 __all__ = ("GemvFastLinear", "GemvLinear")
 
@@ -35,23 +35,24 @@ def padded_words(inputs: int, group: int) -> int:
 class GemvLinear(AwqLinear):
     """Words along the inputs."""
 
-    def register(self, module: nn.Module, spec: LinearSpec, inputs: Shard) -> None:
-        out, size = sum(spec.out_features), spec.in_features
-        self._check_inputs(spec, 8)
-        words = padded_words(inputs.total, self.group)
+    def register_stored(self, module: nn.Module, out: int, groups: int) -> None:
+        size = self.inputs.size
+        self._check_inputs(8)
+        words = padded_words(self.inputs.total, self.group)
         packed = empty_weight(
             (out, size // 8), torch.int32, output_dim=0, input_dim=1, input_block=8
         )
         module.register_parameter("qweight", packed)
         module.register_parameter("qzeros", empty_weight((out, words), torch.int32, output_dim=0))
-        scales = empty_weight((out, words * 8), scale_dtype(spec.dtype), output_dim=0)
+        scales = empty_weight((out, words * 8), scale_dtype(self.dtype), output_dim=0)
         module.register_parameter("scales", scales)
-        self.groups = inputs.total // self.group
+        self.groups = groups
 
-    def _check_inputs(self, spec: LinearSpec, block: int) -> None:
-        if spec.in_features % block or self.first % block:
+    def _check_inputs(self, block: int) -> None:
+        size, first = self.inputs.size, self.inputs.start
+        if size % block or first % block:
             raise ConfigError(
-                f"{spec.prefix} has {spec.in_features} input features on each rank from {self.first} on; this "
+                f"{self.prefix} has {size} input features on each rank from {first} on; this "
                 f"packing of AWQ has runs of {block}, so choose a smaller tensor_parallel_size"
             )
 
@@ -64,8 +65,7 @@ class GemvLinear(AwqLinear):
             ("qzeros", pack(zeros[:groups])),
             ("scales", scales[:groups].contiguous()),
         ):
-            delattr(module, name)
-            module.register_parameter(name, frozen_parameter(data))
+            replace_parameter(module, name, data)
         super().process_weights_after_loading(module)
 
     def unpacked(self, module: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,18 +78,18 @@ class GemvLinear(AwqLinear):
 class GemvFastLinear(GemvLinear):
     """Rows that alternate, and zero points that are multiplied already."""
 
-    def register(self, module: nn.Module, spec: LinearSpec, inputs: Shard) -> None:
-        out, size = sum(spec.out_features), spec.in_features
-        self._check_inputs(spec, RUN)
+    def register_stored(self, module: nn.Module, out: int, groups: int) -> None:
+        size = self.inputs.size
+        self._check_inputs(RUN)
         packed = empty_weight(
             (out // 4, size), torch.int16, output_dim=0, output_block=4, input_dim=1
         )
         module.register_parameter("qweight", packed)
-        groups = padded_words(inputs.total, self.group) * 8
+        padded = padded_words(self.inputs.total, self.group) * 8
         for name in ("qzeros", "scales"):
-            steps = empty_weight((groups, out), scale_dtype(spec.dtype), output_dim=1)
+            steps = empty_weight((padded, out), scale_dtype(self.dtype), output_dim=1)
             module.register_parameter(name, steps)
-        self.groups = inputs.total // self.group
+        self.groups = groups
 
     def unpacked(self, module: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
         words = module.get_parameter("qweight").data.to(torch.int32)

@@ -18,13 +18,9 @@ from treadle_compressed_tensors.config import Weights
 from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
 from treadle_layers_kit.int4_packing import Int4Module, Int4Packing
-from treadle_layers_kit.packed_layout import INT8, Levels
 from treadle_layers_kit.rounded_inputs import RoundedInputs, Rounding, RowProduct
 
 __all__ = ("IntLinear", "RoundedIntLinear", "unpack")
-
-SIGNED: Levels = tuple(float(code - 8) for code in range(16))
-"""What codes of four bits mean."""
 
 
 class IntLinear(DequantizedLinear):
@@ -112,18 +108,11 @@ class IntLinear(DequantizedLinear):
         replace_parameter(module, "weight_scale", scale)
         if zeros is not None:
             replace_parameter(module, "zeros", zeros.to(torch.int8))
-        if index is None and self.bits in (4, 8):
-            offsets = None if zeros is None else -zeros * scale
-            if self.bits == 8:
-                self.repack(
-                    module, INT8, lambda *rows: self._codes(module, *rows).to(torch.int8), scale, self.step,
-                    offsets=offsets,
-                )  # fmt: skip
-            else:
-                self.repack(
-                    module, SIGNED, lambda *rows: self._codes(module, *rows) + 8, scale, self.step,
-                    offsets=offsets,
-                )  # fmt: skip
+        middle = 1 << (self.bits - 1)
+        self.repack_codes(
+            module, self.bits, lambda *rows: self._codes(module, *rows).to(torch.int16) + middle, scale,
+            torch.full_like(scale, middle) if zeros is None else zeros + middle, self.step or self.group, index,
+        )  # fmt: skip
 
     def _codes(self, module: Any, begin: int, end: int) -> Tensor:
         """Of some outputs, signed."""

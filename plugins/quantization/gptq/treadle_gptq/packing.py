@@ -21,7 +21,6 @@ __all__ = (
     "codes_of_words",
     "codes_per_element",
     "dequantize",
-    "pack_inputs",
     "unpack_inputs",
     "unpack_outputs",
 )
@@ -47,16 +46,6 @@ def unpack_inputs(packed: Tensor, bits: int) -> Tensor:
     shifts = _shifts(bits, packed)[:, None]
     codes = torch.bitwise_right_shift(packed[:, None], shifts)
     return codes.bitwise_and(_mask(bits)).flatten(0, 1)
-
-
-def pack_inputs(codes: Tensor, bits: int) -> Tensor:
-    """The inverse of ``unpack_inputs``."""
-    if bits == 3:
-        return _pack_three(codes)
-    words = torch.bitwise_left_shift(
-        codes.unflatten(0, (-1, 32 // bits)), _shifts(bits, codes)[:, None]
-    )
-    return words.sum(dim=1, dtype=torch.int64).to(torch.int32)
 
 
 def unpack_outputs(packed: Tensor, bits: int, offset: int) -> Tensor:
@@ -98,15 +87,6 @@ def _unpack_three(packed: Tensor) -> Tensor:
     shifts = torch.arange(0, 3 * FIRST, 3, device=packed.device)[:, None]
     codes = torch.cat((first[:, None] >> shifts, last[:, None] >> shifts[: 32 - FIRST]), dim=1)
     return codes.bitwise_and_(_mask(3)).to(torch.int32).flatten(0, 1)
-
-
-def _pack_three(codes: Tensor) -> Tensor:
-    shifts = torch.arange(0, 3 * FIRST, 3, device=codes.device)[:, None]
-    rows = codes.long().unflatten(0, (-1, 32))
-    first = (rows[:, :FIRST] << shifts).sum(1)
-    last = (rows[:, FIRST:] << shifts[: 32 - FIRST]).sum(1)
-    words = torch.stack((first, first >> 32 | last << 31, last >> 1), dim=1)
-    return words.to(torch.int32).flatten(0, 1)
 
 
 def _shifts(bits: int, like: Tensor) -> Tensor:

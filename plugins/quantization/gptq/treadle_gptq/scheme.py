@@ -5,7 +5,6 @@ from __future__ import annotations
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle_gptq.config import GptqConfig
-from treadle_gptq.gemm import create_gemm
 from treadle_gptq.linear import SPARE_BIAS, GptqLinear
 from treadle_layers_kit.quantized import is_layer_skipped
 from treadle_layers_kit.schemes import LinearScheme, stored_alike
@@ -22,7 +21,7 @@ class GptqScheme(LinearScheme):
 
     def __init__(self, config: GptqConfig, device: DeviceInfo) -> None:
         self.config = config
-        self._gemm, self._cuda = create_gemm(device), device.type == "cuda"
+        self._cuda = device.type == "cuda"
         self._without_bias: set[str] = set()
 
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
@@ -36,7 +35,7 @@ class GptqScheme(LinearScheme):
             self._without_bias.update(spec.names)
         config = self.config
         return GptqLinear(
-            packing, config.zero_offset, self._gemm, self._cuda, sym=config.sym and not config.rules
+            packing, config.zero_offset, self._cuda, sym=config.sym and not config.rules
         )
 
     def rename(self, name: str) -> str:

@@ -1,0 +1,180 @@
+"""Where there are kernels, no plugin keeps a weight that is unpacked for each step.
+
+Tensors are on the CPU here, and the operations are torch's own.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from quantized_formats.bitsandbytes import FourBitFormat, Int8Format
+from quantized_formats.compressed_tensors import IntFormat, UnpackedFormat
+from quantized_formats.hqq import HqqFormat
+from quantized_formats.loaded import as_loaded
+from torch import Tensor, nn
+
+from treadle.api.cache import DeviceInfo
+from treadle.api.communicators import Communicator
+from treadle.api.kinds import QUANTIZATION
+from treadle.plugins import PluginManager
+from treadle.testing.linears import Layer, QuantizedLinear, fill, pack
+from treadle.testing.packing import AwqFormat, Format, GptqFormat
+from treadle.testing.ranks import run_on_ranks
+from treadle_layers_kit.int4 import PackedInt4
+from treadle_layers_kit.packed import PackedWeight
+from treadle_layers_kit.packed_experts import PackedExperts, as_packed
+
+CUDA = DeviceInfo("cuda", (9, 0))
+LIMITS = {torch.float16: 2e-3, torch.bfloat16: 8e-3}
+
+
+FORMATS: dict[str, Format] = {
+    **{f"GPTQ, {bits} bits": GptqFormat(bits, 128, sym=False) for bits in (2, 3, 8)},
+    "GPTQ, 3 bits, symmetric": GptqFormat(3),
+    "GPTQ, groups of 16": GptqFormat(group_size=16),
+    "GPTQ, groups of 40": GptqFormat(group_size=40, sym=False),
+    "GPTQ, 8 bits, groups of 24": GptqFormat(8, 24),
+    "GPTQ, 8 bits, one group": GptqFormat(8, -1),
+    "GPTQ, 3 bits, act-order": GptqFormat(3, 64, desc_act=True, sym=False),
+    "GPTQ, act-order, groups of 40": GptqFormat(group_size=40, desc_act=True),
+    "AWQ, groups of 16": AwqFormat(16),
+    "AWQ, groups of 64": AwqFormat(64),
+    "NF4": FourBitFormat(double=True),
+    "FP4": FourBitFormat("fp4"),
+    "LLM.int8": Int8Format(),
+    "HQQ, groups of 8": HqqFormat(4, 8),
+    "HQQ, 2 bits": HqqFormat(2, 64),
+    "W4A16, act-order": IntFormat(act_order=True, symmetric=False),
+    "W8A16, act-order": IntFormat(8, act_order=True),
+    "W8A8": UnpackedFormat(),
+}
+
+
+@pytest.fixture
+def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CUDA device."""
+    monkeypatch.setattr(PackedWeight, "takes", staticmethod(lambda device, dtype: dtype in LIMITS))
+
+
+def load(
+    format: Format, layer: Layer, dtype: torch.dtype, tp_group: Communicator | None = None
+) -> tuple[QuantizedLinear, Tensor, Tensor | None]:
+    """The layer of one rank, and its weight and bias."""
+    tensors, weight, bias = pack(format, layer)
+    config = format.config()
+    scheme = PluginManager().create(
+        QUANTIZATION, config["quant_method"], checkpoint=config, device=CUDA
+    )
+    built = fill(scheme, layer, as_loaded(format, tensors), dtype, tp_group=tp_group)
+    return built, weight, bias
+
+
+def is_packed(layer: nn.Module) -> bool:
+    """Whether a layer has a weight for kernels, and nothing else of it."""
+    children = list(layer.children())
+    if not children or not isinstance(children[0], PackedWeight | PackedInt4):
+        return False
+    left = {n for n, _ in layer.named_parameters(recurse=False)} - {"bias"}
+    buffers = {n for n, _ in layer.named_buffers(recurse=False)} - {"order"}
+    assert len(children) == 1 and not left and not buffers, "nothing is kept twice"
+    return True
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    assert actual.shape == expected.shape
+    return float((actual.float() - expected).norm() / expected.norm())
+
+
+INPUTS = {"GPTQ, groups of 40": 240, "GPTQ, act-order, groups of 40": 224}
+"""Of the second the last group has but 24."""
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_are_those_of_the_dequantized_weight(name: str) -> None:
+    format, layer = FORMATS[name], Layer(INPUTS.get(name, 512), (64, 32), bias=True)
+    for dtype, limit in LIMITS.items():
+        built, weight, bias = load(format, layer, dtype)
+        assert is_packed(built) and bias is not None
+        x = torch.randn(2, 3, layer.inputs).to(dtype)
+        y = built(x)
+        assert y.dtype == dtype and error(y, x.float() @ weight.t() + bias) < limit
+    plain, *_ = load(format, layer, torch.float32)
+    assert not is_packed(plain), "kernels multiply activations of 16 bits"
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize(
+    "format",
+    [
+        GptqFormat(desc_act=True),
+        GptqFormat(group_size=128, desc_act=True, sym=False),
+        GptqFormat(3, 128, desc_act=True, sym=False),
+        GptqFormat(8, 128, desc_act=True),
+        GptqFormat(2, 64, sym=False),
+        IntFormat(act_order=True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("split", ["row", "column"])
+def test_ranks_have_packed_shares(format: Format, split: Literal["row", "column"]) -> None:
+    """With act-order each has some inputs of every group."""
+    layer, x = Layer(1024, (64,), split=split), torch.randn(5, 1024).half()
+
+    def work(tp_group: Communicator) -> Tensor:
+        built, *_ = load(format, layer, torch.float16, tp_group)
+        assert is_packed(built)
+        y: Tensor = built(x.chunk(2, 1)[tp_group.rank] if split == "row" else x)
+        return y
+
+    shares = run_on_ranks(2, work)
+    y = shares[0] if split == "row" else torch.cat(shares, 1)
+    assert error(y, x.float() @ pack(format, layer)[1].t()) < LIMITS[torch.float16]
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize(
+    ("format", "is_stacked"),
+    [
+        (GptqFormat(3, 128), True),
+        (GptqFormat(), True),
+        (GptqFormat(desc_act=True), False),  # each expert has an order of its own
+        (GptqFormat(8, desc_act=True), False),
+        (AwqFormat(8), False),
+    ],
+    ids=str,
+)
+def test_experts_are_stacked_where_inputs_are_in_order(format: Format, is_stacked: bool) -> None:
+    built, *_ = load(format, Layer(512, (64,)), torch.bfloat16)
+    assert is_packed(built)
+    stacked = PackedExperts.stack([as_packed(built, torch.bfloat16)] * 3, 3)
+    assert (stacked is not None) == is_stacked
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_groups_that_would_be_padding_stay_as_they_are() -> None:
+    format = HqqFormat(4, 4)
+    built, weight, _ = load(format, Layer(256, (32,)), torch.float16)
+    assert not is_packed(built)
+    x = torch.randn(3, 256).half()
+    assert error(built(x), x.float() @ weight.t()) < LIMITS[torch.float16]
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e7])
+def test_steps_of_any_size_are_kept_in_half_precision(size: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.rand(8, 4, generator=generator) * size
+    scales[3] = 0
+    offsets, codes = scales * 0.3, torch.randint(16, (8, 128), generator=generator)
+    packed = PackedWeight.pack(
+        lambda begin, end: codes[begin:end], scales, 32, 128, torch.bfloat16,
+        tuple(float(n) for n in range(16)), offsets=offsets,
+    )  # fmt: skip
+    assert packed is not None and packed.scales is not None
+    assert packed.scales.dtype is torch.float16
+    x = torch.eye(128)
+    expected = (codes.unflatten(1, (4, 32)) * scales[..., None] + offsets[..., None]).flatten(1)
+    torch.testing.assert_close(packed(x).t(), expected, rtol=5e-4, atol=0)
