@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from treadle_gguf.blocks import PLACES, dequantize, levels
+from treadle_gguf.types import TYPES
 
 from treadle.testing.packing import Packed
 
-__all__ = ("NUMBERS", "GgufFormat", "pack_blocks")
+__all__ = ("NUMBERS", "GgufFormat", "RandomBlocks", "pack_blocks")
 
 NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8}
 NUMBERS |= {"Q6_K": 14, "IQ4_NL": 20}
@@ -33,6 +35,20 @@ class GgufFormat:
     def pack(self, weight: Tensor) -> Packed:
         blocks, dense = pack_blocks(weight, self.type)
         return Packed({"weight": blocks}, dense)
+
+
+class RandomBlocks(GgufFormat):
+    """Blocks of random bytes of any type, with scales of a usual size, and what the plugin reads of them."""
+
+    def pack(self, weight: Tensor) -> Packed:
+        block, size = TYPES[self.type]
+        shape = (len(weight), weight.shape[1] // block, size)
+        generator = torch.Generator().manual_seed(len(weight))
+        blocks = torch.randint(256, shape, generator=generator).to(torch.uint8)
+        for place in PLACES[self.type]:
+            scale = torch.rand(*shape[:2], 1, generator=generator) * 2e-5
+            blocks[..., place : place + 2] = _bytes(scale.half())
+        return Packed({"weight": blocks}, dequantize(blocks, self.type, levels()).flatten(1))
 
 
 def pack_blocks(weight: Tensor, type: str) -> tuple[Tensor, Tensor]:

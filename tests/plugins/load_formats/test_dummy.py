@@ -43,6 +43,17 @@ def test_the_option_counts_more_than_the_seed_of_the_engine() -> None:
     assert treadle_load_format("gguf", 0, {}) is None
 
 
+@pytest.mark.parametrize("type", ["Q4_0", "Q5_K", "IQ4_XS"])
+def test_dummy_blocks_of_gguf_give_finite_logits(
+    tmp_path: Path, plugins: PluginManager, type: str
+) -> None:
+    quantized = {"quant_method": "gguf", "file": "none.gguf", "types": {"*": type}}
+    sizes = {"hidden_size": 256, "intermediate_size": 512}
+    folder = make_checkpoint(tmp_path, **sizes, quantization_config=quantized)
+    model = dummy(folder, plugins)
+    assert model.logits(torch.arange(20)).isfinite().all()
+
+
 def test_dummy_fills_quantized_parameters(tmp_path: Path) -> None:
     from treadle_layers_kit import empty_weight
 

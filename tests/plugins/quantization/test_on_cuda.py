@@ -15,12 +15,14 @@ from quantized_formats.compressed_tensors import (
     IntFormat,
     UnpackedFormat,
 )
+from quantized_formats.gguf_blocks import GgufFormat, RandomBlocks
 from quantized_formats.hqq import HqqFormat
 from quantized_formats.loaded import as_loaded
 from quantized_formats.modelopt import ModelOptFormat
 from quantized_formats.mxfp4 import Mxfp4Format
 from quantized_formats.quark import QuarkFormat
 from quantized_formats.torchao import TorchAoFormat
+from treadle_gguf.types import TYPES
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.devices import dtype_name
@@ -82,6 +84,18 @@ class TestGptq(OnCuda):
         "3 bits": GptqFormat(bits=3, group_size=128),
         "2 bits": GptqFormat(bits=2, group_size=-1, sym=False),
     }
+
+
+class TestGguf(OnCuda):
+    plugin = "quantization:gguf"
+    formats = {t: GgufFormat(t) for t in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL")}
+
+
+class TestGgufOfLargeBlocks(OnCuda):
+    plugin = "quantization:gguf"
+    formats = {t: RandomBlocks(t) for t in TYPES if TYPES[t][0] == 256}
+    layers: Any = {"plain": Layer(256, (128,)), "fused": Layer(4096, (1024, 512), bias=True)}
+    test_the_format_is_a_lossy_one: ClassVar[None] = None  # type: ignore[assignment]
 
 
 class Loaded(OnCuda):

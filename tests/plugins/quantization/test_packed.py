@@ -5,25 +5,28 @@ Tensors are on the CPU here, and the operations are torch's own.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from quantized_formats.bitsandbytes import FourBitFormat, Int8Format
 from quantized_formats.compressed_tensors import IntFormat, UnpackedFormat
+from quantized_formats.gguf_blocks import RandomBlocks
 from quantized_formats.hqq import HqqFormat
 from quantized_formats.loaded import as_loaded
 from torch import Tensor, nn
+from treadle_gguf.scheme import GgufScheme
+from treadle_gguf.types import FLOATS, TYPES
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.communicators import Communicator
 from treadle.api.kinds import QUANTIZATION
 from treadle.plugins import PluginManager
 from treadle.testing.linears import Layer, QuantizedLinear, fill, pack
-from treadle.testing.packing import AwqFormat, Format, GptqFormat
+from treadle.testing.packing import AwqFormat, Format, GptqFormat, Packed
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit.int4 import PackedInt4
-from treadle_layers_kit.packed import PackedWeight
+from treadle_layers_kit.packed import PackedParts, PackedWeight
 from treadle_layers_kit.packed_experts import PackedExperts, as_packed
 
 CUDA = DeviceInfo("cuda", (9, 0))
@@ -31,6 +34,7 @@ LIMITS = {torch.float16: 2e-3, torch.bfloat16: 8e-3}
 
 
 FORMATS: dict[str, Format] = {
+    **{type: RandomBlocks(type) for type in TYPES if type not in FLOATS},
     **{f"GPTQ, {bits} bits": GptqFormat(bits, 128, sym=False) for bits in (2, 3, 8)},
     "GPTQ, 3 bits, symmetric": GptqFormat(3),
     "GPTQ, groups of 16": GptqFormat(group_size=16),
@@ -74,7 +78,7 @@ def load(
 def is_packed(layer: nn.Module) -> bool:
     """Whether a layer has a weight for kernels, and nothing else of it."""
     children = list(layer.children())
-    if not children or not isinstance(children[0], PackedWeight | PackedInt4):
+    if not children or not isinstance(children[0], PackedWeight | PackedInt4 | PackedParts):
         return False
     left = {n for n, _ in layer.named_parameters(recurse=False)} - {"bias"}
     buffers = {n for n, _ in layer.named_buffers(recurse=False)} - {"order"}
@@ -109,6 +113,8 @@ def test_products_are_those_of_the_dequantized_weight(name: str) -> None:
 @pytest.mark.parametrize(
     "format",
     [
+        RandomBlocks("Q4_K"),
+        RandomBlocks("Q6_K"),
         GptqFormat(desc_act=True),
         GptqFormat(group_size=128, desc_act=True, sym=False),
         GptqFormat(3, 128, desc_act=True, sym=False),
@@ -135,9 +141,34 @@ def test_ranks_have_packed_shares(format: Format, split: Literal["row", "column"
 
 
 @pytest.mark.usefixtures("_kernels")
+def test_types_of_a_fused_layer_are_multiplied_one_after_the_other() -> None:
+    types = {"a": "Q4_K", "b": "Q4_K", "c": "Q6_K", "d": "F16", "e": "Q8_0"}
+    layer = Layer(512, (64, 32, 32, 32, 32), bias=True)
+    home = "model.layers.0.block"
+    tensors, weights = {}, []
+    for (leaf, weight), type in zip(layer.weights().items(), types.values(), strict=True):
+        packed = Packed({"weight": weight.half()}, weight.half().float())
+        packed = packed if type == "F16" else RandomBlocks(type).pack(weight)
+        tensors[f"{home}.{leaf}.weight"] = packed.tensors["weight"]
+        tensors[f"{home}.{leaf}.bias"] = torch.ones(len(weight))
+        weights.append(packed.weight)
+    scheme = GgufScheme(
+        {f"{home}.{leaf}": t for leaf, t in zip(layer.names, types.values(), strict=True)}, "a.gguf"
+    )
+    built = fill(scheme, layer, tensors, torch.bfloat16)
+    parts: Any = built.get_submodule("repacked")
+    assert isinstance(parts, PackedParts)
+    assert [isinstance(part, PackedWeight) for part in parts] == [True, True, False, True]
+    assert parts[0].codes.shape[1] == 96, "two of one type are one product"
+    x = torch.randn(3, 512).bfloat16()
+    assert error(built(x), x.float() @ torch.cat(weights).t() + 1) < LIMITS[torch.bfloat16]
+
+
+@pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize(
     ("format", "is_stacked"),
     [
+        (RandomBlocks("Q4_K"), True),
         (GptqFormat(3, 128), True),
         (GptqFormat(), True),
         (GptqFormat(desc_act=True), False),  # each expert has an order of its own

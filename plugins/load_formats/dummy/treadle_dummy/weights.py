@@ -16,6 +16,9 @@ PERIOD = 1 << 22
 EXPONENT = 120
 """Of scales that are exponents, less 127: random ones would be beyond all numbers."""
 
+BLOCK_BYTE = 0x3C
+"""Above the bytes of blocks, such as GGUF's: the float16 numbers among them are less than 1."""
+
 
 class DummyLoader:
     """A loader of random weights, which reads no files."""
@@ -66,6 +69,8 @@ def _fill(name: str, data: Tensor, generator: torch.Generator) -> None:
 def _fill_bits(data: Tensor, generator: torch.Generator) -> None:
     if data.dim() < 2:
         data.zero_()
+    elif data.dtype is torch.uint8 and data.dim() == 3:
+        data.random_(0, BLOCK_BYTE, generator=generator)
     else:
         info = torch.iinfo(data.dtype)
         data.random_(info.min, info.max, generator=generator)

@@ -1,20 +1,30 @@
-"""What the blocks of each type mean: uint8 ``[..., bytes of a block]`` to float32 ``[..., numbers]``.
+"""What the blocks of each type mean: uint8 ``[..., bytes of a block]`` to codes and their steps.
 
-``d`` and ``m`` are float16 scales and minima, ``q`` codes. In a block of 256, groups of 16 or 32 numbers
-have small scales of their own, which are packed in 4 or 6 bits.
+A block has float16 scales and minima. In a block of 256, groups of 16 or 32 numbers have small scales of
+their own, which are packed in 4 or 6 bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ("damage", "dequantize", "levels")
+__all__ = ("LEVELS", "MIDDLES", "Codes", "damage", "dequantize", "levels", "read")
 
 # The levels of IQ4, which lie closer together around zero.
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+MIDDLES = {
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), 8),
+    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), 16),
+    "Q2_K": 2,
+    "Q3_K": 4,
+    "Q6_K": 32,
+    "Q8_0": 0,
+}
+"""The codes around which those of a type lie; of those without minima they are the zero."""
 # Where the float16 numbers of a block begin.
 PLACES = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
@@ -25,11 +35,35 @@ PLACES = {
 }
 
 
-def dequantize(blocks: Tensor, type: str, levels: Tensor) -> Tensor:
-    """Return the numbers of blocks of a type; ``levels`` are those of ``levels()`` on their device."""
-    if type.startswith("IQ4"):
-        return LEVEL_READERS[type](blocks, levels)
+class Codes(NamedTuple):
+    """Numbers of blocks: codes less the middle of their type, or the levels of codes, times ``scale``; or, with minima,
+    ``code · scale - minimum``.
+
+    ``codes`` are uint8 (of Q8_0 int8) ``[..., numbers]``, ``scale`` and ``minimum`` float32 ``[..., groups]``.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    minimum: Tensor | None = None
+
+
+def read(blocks: Tensor, type: str) -> Codes:
+    """Return the codes of blocks of a type, and their steps."""
     return READERS[type](blocks)
+
+
+def dequantize(blocks: Tensor, type: str, levels: Tensor) -> Tensor:
+    """Return the numbers of blocks of a type, float32 ``[..., numbers]``.
+
+    ``levels`` are those of ``levels()`` on their device.
+    """
+    codes, scale, minimum = read(blocks, type)
+    if type not in MIDDLES:
+        numbers = levels[codes.long()]
+    else:
+        numbers = codes.float() if minimum is not None else codes.float() - MIDDLES[type]
+    groups = numbers.unflatten(-1, (scale.shape[-1], -1)) * scale[..., None]
+    return torch.flatten(groups if minimum is None else groups - minimum[..., None], -2)
 
 
 def levels() -> Tensor:
@@ -66,46 +100,39 @@ def _high_bits(blocks: Tensor, place: int) -> Tensor:
     return bits.flatten(-2).bitwise_left_shift_(4)
 
 
-def _q4_0(blocks: Tensor) -> Tensor:
-    return (_parts(blocks[..., 2:], 4, 16).float() - 8) * _half(blocks, 0)
+def _q4_0(blocks: Tensor) -> Codes:
+    return Codes(_parts(blocks[..., 2:], 4, 16), _half(blocks, 0))
 
 
-def _q4_1(blocks: Tensor) -> Tensor:
-    return _parts(blocks[..., 4:], 4, 16) * _half(blocks, 0) + _half(blocks, 2)
+def _q4_1(blocks: Tensor) -> Codes:
+    return Codes(_parts(blocks[..., 4:], 4, 16), _half(blocks, 0), -_half(blocks, 2))
 
 
-def _q5_0(blocks: Tensor) -> Tensor:
+def _q5_0(blocks: Tensor) -> Codes:
     codes = _parts(blocks[..., 6:], 4, 16) | _high_bits(blocks, 2)
-    return (codes.float() - 16) * _half(blocks, 0)
+    return Codes(codes, _half(blocks, 0))
 
 
-def _q5_1(blocks: Tensor) -> Tensor:
+def _q5_1(blocks: Tensor) -> Codes:
     codes = _parts(blocks[..., 8:], 4, 16) | _high_bits(blocks, 4)
-    return codes * _half(blocks, 0) + _half(blocks, 2)
+    return Codes(codes, _half(blocks, 0), -_half(blocks, 2))
 
 
-def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[..., 2:].contiguous().view(torch.int8) * _half(blocks, 0)
+def _q8_0(blocks: Tensor) -> Codes:
+    return Codes(blocks[..., 2:].contiguous().view(torch.int8), _half(blocks, 0))
 
 
-def _grouped(codes: Tensor, scale: Tensor, minimum: Tensor | None = None) -> Tensor:
-    """``codes · scale - minimum``, these with a number for each group."""
-    groups = codes.float().unflatten(-1, (scale.shape[-1], -1)) * scale[..., None]
-    return torch.flatten(groups if minimum is None else groups - minimum[..., None], -2)
-
-
-def _q2_k(blocks: Tensor) -> Tensor:
+def _q2_k(blocks: Tensor) -> Codes:
     small = blocks[..., :16]
     codes = _parts(blocks[..., 16:80], 2, 32)
-    return _grouped(codes, (small & 15) * _half(blocks, 80), (small >> 4) * _half(blocks, 82))
+    return Codes(codes, (small & 15) * _half(blocks, 80), (small >> 4) * _half(blocks, 82))
 
 
-def _q3_k(blocks: Tensor) -> Tensor:
-    masks, codes, packed = blocks[..., :32], blocks[..., 32:96], blocks[..., 96:108]
+def _q3_k(blocks: Tensor) -> Codes:
+    masks, low, packed = blocks[..., :32], blocks[..., 32:96], blocks[..., 96:108]
     small = _parts(packed[..., :8], 4, 8) | _parts(packed[..., 8:], 2, 4) << 4
-    # The highest bit says that nothing is subtracted.
-    low, high = _parts(codes, 2, 32).float(), _parts(masks, 1, 32).float()
-    return _grouped(low + 4 * high - 4, (small.float() - 32) * _half(blocks, 108))
+    codes = _parts(low, 2, 32) | _parts(masks, 1, 32) << 2
+    return Codes(codes, (small.float() - 32) * _half(blocks, 108))
 
 
 def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,36 +143,34 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scale, minimum
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
+def _q4_k(blocks: Tensor) -> Codes:
     scale, minimum = _six_bits(blocks[..., 4:16])
     codes = _parts(blocks[..., 16:], 4, 32)
-    return _grouped(codes, scale * _half(blocks, 0), minimum * _half(blocks, 2))
+    return Codes(codes, scale * _half(blocks, 0), minimum * _half(blocks, 2))
 
 
-def _q5_k(blocks: Tensor) -> Tensor:
+def _q5_k(blocks: Tensor) -> Codes:
     scale, minimum = _six_bits(blocks[..., 4:16])
     codes = _parts(blocks[..., 48:], 4, 32) | _parts(blocks[..., 16:48], 1, 32) << 4
-    return _grouped(codes, scale * _half(blocks, 0), minimum * _half(blocks, 2))
+    return Codes(codes, scale * _half(blocks, 0), minimum * _half(blocks, 2))
 
 
-def _q6_k(blocks: Tensor) -> Tensor:
+def _q6_k(blocks: Tensor) -> Codes:
     codes = _parts(blocks[..., :128], 4, 64) | _parts(blocks[..., 128:192], 2, 32) << 4
     small = blocks[..., 192:208].contiguous().view(torch.int8)
-    return _grouped(codes.float() - 32, small * _half(blocks, 208))
+    return Codes(codes, small * _half(blocks, 208))
 
 
-def _iq4_nl(blocks: Tensor, levels: Tensor) -> Tensor:
-    return levels[_parts(blocks[..., 2:], 4, 16).long()] * _half(blocks, 0)
+def _iq4_nl(blocks: Tensor) -> Codes:
+    return Codes(_parts(blocks[..., 2:], 4, 16), _half(blocks, 0))
 
 
-def _iq4_xs(blocks: Tensor, levels: Tensor) -> Tensor:
-    high = _parts(blocks[..., 2:4], 2, 1) << 4
-    small = _parts(blocks[..., 4:8], 4, 1) | high
-    codes = _parts(blocks[..., 8:], 4, 16).long()
-    return _grouped(levels[codes], (small.float() - 32) * _half(blocks, 0))
+def _iq4_xs(blocks: Tensor) -> Codes:
+    small = _parts(blocks[..., 4:8], 4, 1) | _parts(blocks[..., 2:4], 2, 1) << 4
+    return Codes(_parts(blocks[..., 8:], 4, 16), (small.float() - 32) * _half(blocks, 0))
 
 
-READERS: dict[str, Callable[[Tensor], Tensor]] = {
+READERS: dict[str, Callable[[Tensor], Codes]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
@@ -156,5 +181,6 @@ READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }
-LEVEL_READERS = {"IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs}

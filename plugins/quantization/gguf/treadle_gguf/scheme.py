@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -11,9 +13,11 @@ from torch import Tensor, nn
 from treadle.api.models import LinearSpec
 from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
 from treadle_gguf.blocks import damage, dequantize, levels
+from treadle_gguf.packing import NumbersPart, pack_blocks
 from treadle_gguf.types import FLOATS, TYPES
 from treadle_layers_kit import Shard, Sharded, empty_weight, set_shards
-from treadle_layers_kit.dequantized import DequantizedLinear
+from treadle_layers_kit.dequantized import REPACKED, DequantizedLinear
+from treadle_layers_kit.packed import PackedParts
 from treadle_layers_kit.schemes import LinearScheme
 
 __all__ = ("GgufLinear", "GgufScheme")
@@ -73,7 +77,10 @@ class GgufScheme(LinearScheme):
 
 
 class GgufLinear(DequantizedLinear):
-    """A module for each matrix, whose ``weight`` is uint8 ``[out, blocks, bytes of a block]``, or numbers."""
+    """A module for each matrix, whose ``weight`` is uint8 ``[out, blocks, bytes of a block]``, or numbers.
+
+    Where kernels take the device, matrices that follow each other in one type become one packed weight.
+    """
 
     def __init__(self, types: tuple[str, ...], names: tuple[str, ...], file: str) -> None:
         self.types, self.names, self.file = types, names, file
@@ -111,13 +118,39 @@ class GgufLinear(DequantizedLinear):
             module.register_buffer("levels", levels(), persistent=False)
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
-        """Refuse scales that are no numbers, or all 0."""
+        """Refuse scales that are no numbers, or all 0; repack for kernels, if there are any."""
         for part, name, type in zip(self.parts, self.names, self.types, strict=True):
             blocks = module.get_parameter(f"{part}.weight").data
             if type not in FLOATS and (problem := damage(blocks, type)):
                 raise CheckpointError(
                     f"{name} in {self.file} has {problem}; the file is damaged, download it again"
                 )
+
+        pieces = []
+        for run in self._runs():
+            piece = self._packed(module, *run)
+            if piece is None:
+                return
+            pieces.append(piece)
+        for part in self.parts:
+            delattr(module, part)
+        if "levels" in module._buffers:
+            del module.levels
+        module.add_module(REPACKED, pieces[0] if len(pieces) == 1 else PackedParts(pieces))
+
+    def _runs(self) -> list[tuple[str, list[str]]]:
+        """Types, and the parts that have one after the other."""
+        pairs = zip(self.types, self.parts, strict=True)
+        return [
+            (type, [part for _, part in run]) for type, run in groupby(pairs, key=itemgetter(0))
+        ]
+
+    def _packed(self, module: nn.Module, type: str, parts: list[str]) -> nn.Module | None:
+        weights = [module.get_parameter(f"{part}.weight").data for part in parts]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        if type in FLOATS:
+            return NumbersPart(weight)
+        return pack_blocks(weight, type, self.inputs.size, self.dtype)
 
     def dense(self, module: Any) -> Tensor:
         pieces = []
