@@ -158,7 +158,9 @@ def test_tiles_fit_their_rows() -> None:
         max_rows,
     )
 
-    for levels, has_offsets, last in ((E2M1, False, 128), (E2M1, True, 32), (FP8, False, 256)):
+    assert max_rows(INT8, has_offsets=False, has_scales=True) == 64
+    assert choose_packed_tile(65, INT8, has_offsets=False, has_scales=True) is None
+    for levels, has_offsets, last in ((E2M1, False, 128), (E2M1, True, 64), (FP8, False, 256)):
         assert max_rows(levels, has_offsets=has_offsets) == last
         for folds in {False, levels == E2M1 and not has_offsets}:
             last = 256 if folds else last

@@ -51,7 +51,10 @@ class PackedLinear:
         rows = x.reshape(-1, inputs)
         counters = self.tile_counters.for_device(x.device)
         folds = kernel.folds(scales, offsets, levels, x.dtype)
-        tile = choose_packed_tile(len(rows), levels, has_offsets=offsets is not None, folds=folds)
+        has_scales, has_offsets = scales is not None, offsets is not None
+        tile = choose_packed_tile(
+            len(rows), levels, has_offsets=has_offsets, folds=folds, has_scales=has_scales
+        )
         if tile is None or counters is None:
             return F.linear(x, unpack(*weight, inputs, group, x.dtype))
         rows = rows if rows.stride(1) == 1 else rows.contiguous()

@@ -20,28 +20,41 @@ EXPERTS_TILES = (*FOLDED_TILES[:3], FOLDED_LAST)
 EXPERTS_LAST = Tile(128, 128, 4, 3, 1)
 
 
-def max_rows(levels: Levels, *, has_offsets: bool, folds: bool = False) -> int:
+def max_rows(
+    levels: Levels, *, has_offsets: bool, folds: bool = False, has_scales: bool = False
+) -> int:
     """Beyond, the weight is unpacked and multiplied by the vendor's product.
 
     Measured on one H100 over the shapes of Qwen3-8B: for 256 rows and bytes the kernel takes 32, 28, 98 and 64
     us, unpacking and cuBLAS 55, 37, 203 and 112. Four bits take 70, 43, 209 and 113 of 52, 34, 192 and 106, and
-    half as long for 128 rows. Sums of activations for offsets cost as much again, from 64 rows on. MXFP4, whose
-    scales are folded, takes 60, 36, 136 and 94 for 256 rows, NVFP4 73, 47, 166 and 128 of 56, 37, 205 and 113.
+    half as long for 128 rows. MXFP4, whose scales are folded, takes 60, 36, 136 and 94 for 256 rows, NVFP4 73, 47, 166
+    and 128 of 56, 37, 205 and 113.
+
+    On one H200, offsets of groups of 32 (Q4_K) take 39, 20, 96 and 43 us of 35, 23, 142 and 73 for 64 rows, and
+    120, 55, 335 and 143 of 37, 27, 147 and 77 for 128; bytes with scales of groups of 16 (Q6_K) 36, 24, 92 and 61 of
+    43, 28, 158 and 83, and 69, 32, 186 and 87 of 44, 31, 161 and 86.
     """
-    if has_offsets:
-        return 32
-    return 256 if isinstance(levels, str) or folds else 128
+    is_bytes = isinstance(levels, str)
+    if has_offsets or (is_bytes and has_scales):
+        return 64
+    return 256 if is_bytes or folds else 128
 
 
 def choose_packed_tile(
-    rows: int, levels: Levels, *, has_offsets: bool, folds: bool = False
+    rows: int,
+    levels: Levels,
+    *,
+    has_offsets: bool,
+    folds: bool = False,
+    has_scales: bool = False,
 ) -> Tile | None:
     """``None``: unpack the weight. ``folds``: scales are folded into the numbers.
 
     Folding takes 11.6, 9.1, 26.9 and 17.3 us for one row and MXFP4, 24.3, 20.9, 64.8 and 35.6 for 64, and 45, 27, 73
     and 55 for 128, on one H100 over the shapes of Qwen3-8B.
     """
-    if not 1 <= rows <= max_rows(levels, has_offsets=has_offsets, folds=folds):
+    most = max_rows(levels, has_offsets=has_offsets, folds=folds, has_scales=has_scales)
+    if not 1 <= rows <= most:
         return None
     return tile_of(rows, folds=folds)
 
