@@ -16,9 +16,8 @@ __all__ = ("CapturedStep", "StepGraphs")
 class CapturedStep(Protocol):
     """A captured forward pass of some number of tokens, each of which is a row."""
 
-    @property
-    def inputs(self) -> Tensor:
-        """int64 ``[…, rows]``: the first line are slots, the second one positions."""
+    def columns(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return slots and positions of the first ``count`` rows, int64 ``[count]``, valid until the next."""
 
 
 Captured = TypeVar("Captured", bound=CapturedStep)

@@ -138,19 +138,18 @@ class ModelRunner:
         self, scheduler_output: SchedulerOutput, captured: CapturedStep, logits: Tensor
     ) -> SampleRows | None:
         if not scheduler_output.tokens:
-            slots, positions = captured.inputs[:2, : len(logits)]
-            row_indices = list(range(len(logits)))
-            return SampleRows(
-                row_indices, scheduler_output.slots, logits, slots, positions, captured=captured
-            )
+            slots_cpu = scheduler_output.slots
+            slots, positions = captured.columns(len(slots_cpu))
+            indices = list(range(len(slots_cpu)))
+            return SampleRows(indices, slots_cpu, logits, slots, positions, captured=captured)
         sampled = np.flatnonzero(scheduler_output.needs_sampling)
         if not len(sampled):
             return None
         last = np.cumsum(scheduler_output.num_scheduled_tokens)[sampled] - 1
         slots_cpu = [scheduler_output.slots[row] for row in sampled]
-        indices, slots = self.packer.upload(last, np.asarray(slots_cpu, dtype=np.int64))
-        positions = captured.inputs[1].index_select(0, indices) + 1
-        logits = logits if len(logits) == len(sampled) else logits.index_select(0, indices)
+        at, slots = self.packer.upload(last, np.asarray(slots_cpu, dtype=np.int64))
+        positions = captured.columns(int(last[-1]) + 1)[1].index_select(0, at) + 1
+        logits = logits if len(logits) == len(sampled) else logits.index_select(0, at)
         return SampleRows(sampled.tolist(), slots_cpu, logits, slots, positions)
 
     def _launch_eager(

@@ -36,7 +36,8 @@ class DecoderFacts:
     page_tables: Sequence[np.ndarray]
     """int32 ``[slots, columns]`` for each KV cache group; read in every step, where they are."""
     last_tokens: Tensor
-    """int64 ``[slots]``: the id that each slot sampled last; read in every step, where it is."""
+    """int64 ``[slots]``: the id that each slot sampled last; read in every step, where it is,
+    and written by ``argmax``."""
 
 
 class DecodeProgram(Protocol):
@@ -57,8 +58,12 @@ class DecodeProgram(Protocol):
         last token of each row that samples, valid until the next call.
         """
 
-    def argmax(self, logits: Tensor) -> Tensor:
-        """``[rows, vocab]`` of ``run`` to int64 ``[rows]``; -1 where no token has the largest logit."""
+    def argmax(self) -> Tensor:
+        """Return int64 ``[rows]``, the ids with the largest logits of the last ``run``, all of whose rows sample.
+
+        They are written to ``last_tokens``, too. Where no token has the largest logit, -1 is returned and 0 written.
+        The result is valid until the next call.
+        """
 
     def close(self) -> None:
         """End the threads and free the memory. The program is not used again."""

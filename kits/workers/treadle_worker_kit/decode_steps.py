@@ -87,9 +87,16 @@ class DecodeSteps:
 class ProgramStep:
     """One step of a program: slots and positions of its tokens, and its logits."""
 
-    inputs: Tensor  # int64 [2, tokens]
+    slots: Tensor  # int64 [tokens]
+    positions: Tensor  # int64 [tokens]
     logits: Tensor
     """Of the rows that are sampled; empty before ``ProgramSteps.forward``."""
+
+    def columns(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return slots and positions of the first ``count`` tokens."""
+        if count == self.slots.shape[0]:
+            return self.slots, self.positions
+        return self.slots[:count], self.positions[:count]
 
 
 class ProgramSteps:
@@ -100,10 +107,24 @@ class ProgramSteps:
         self._sampler = runner.sampler
         self._last_tokens = runner.last_tokens
         self._vocab_size = runner.info.vocab_size
+        # A step that only decodes makes no tensors: a small model's step takes no longer than making some.
+        self._columns = np.zeros((2, len(runner.tables.tables_cpu[0])), dtype=np.int64)
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}
+        self._empty = torch.empty(0)
 
     def find(self, step: SchedulerOutput) -> ProgramStep:
         """Return the inputs of a step; a program runs every step."""
-        return ProgramStep(torch.from_numpy(np.stack(expand_tokens(step))), torch.empty(0))
+        if step.tokens:
+            slots, positions = expand_tokens(step)
+            return ProgramStep(torch.from_numpy(slots), torch.from_numpy(positions), self._empty)
+        rows, columns = len(step.slots), self._columns
+        columns[0, :rows], columns[1, :rows] = step.slots, step.num_computed_tokens
+        if rows not in self._views:
+            self._views[rows] = (
+                torch.from_numpy(columns[0, :rows]),
+                torch.from_numpy(columns[1, :rows]),
+            )
+        return ProgramStep(*self._views[rows], self._empty)
 
     def forward(self, captured: ProgramStep, step: SchedulerOutput) -> Tensor:
         """Run the step; return logits ``[sampled rows, vocab]``, valid until the next.
@@ -134,18 +155,16 @@ class ProgramSteps:
         masks: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> Tensor:
         """Sample after ``forward``. Return tokens ``[rows]``, from ``flag_invalid``."""
-        logits, (slots, positions) = captured.logits, captured.inputs
         if not features.random and masks is None:
-            tokens = self._program.argmax(logits)
-            self._last_tokens.index_copy_(0, slots, tokens.clamp(min=0))
-            return tokens
+            return self._program.argmax()
+        slots, positions = captured.slots, captured.positions
         bitmask = None
         if masks is not None:
             words = torch.from_numpy(np.array(masks[1]))
             bitmask = torch.full((rows, words.shape[1]), -1, dtype=torch.int32)
             bitmask.index_copy_(0, torch.from_numpy(masks[0]), words)
         tokens, invalid = self._sampler.sample_graphable(
-            logits, slots, positions + 1, features, bitmask
+            captured.logits, slots, positions + 1, features, bitmask
         )
         self._last_tokens.index_copy_(0, slots, tokens)
         return flag_invalid(tokens, invalid)

@@ -54,6 +54,11 @@ class CapturedForward:
     sampling: list[torch.cuda.CUDAGraph] = field(default_factory=list)
     """For each set of ``sampling_sets``. They write tokens, from ``flag_invalid``, to their ring."""
 
+    def columns(self, count: int) -> tuple[Tensor, Tensor]:
+        """See ``CapturedStep``."""
+        slots, positions = self.inputs[:2, :count]
+        return slots, positions
+
 
 def sampling_sets(vocab_size: int) -> list[Features]:
     """Return the sets of features that sampling is captured for, the last of which has all of them.

@@ -76,8 +76,10 @@ static int run(int64_t isa, int64_t format, int64_t threads, int64_t page_size, 
         const int64_t sampled = 2 + samples[1];
         tn_step step = {slots, starts, counts[i], samples, ids, last, {table}, logits, columns, SLOTS, decodes[i]};
         tn_run(engine, &step);
-        tn_argmax(engine, logits, sampled, VOCAB, tokens);
-        for (int64_t j = 0; j < sampled; j++) bad |= tokens[j] < 0 || tokens[j] >= VOCAB;
+        if (sampled == SLOTS) {
+            tn_argmax(engine, &step, tokens);
+            for (int64_t j = 0; j < sampled; j++) bad |= tokens[j] < 0 || tokens[j] >= VOCAB || last[j] != tokens[j];
+        }
         for (int r = 0; r < SLOTS; r++) starts[r] += counts[i][r];
     }
     tn_destroy(engine);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -242,6 +243,37 @@ def test_only_native_weights_stay_in_the_mapped_file(tmp_path: Path, native: boo
     mapped = str(folder / "model.safetensors") in Path("/proc/self/maps").read_text()
     engine.close()
     assert mapped is native
+
+
+def large_page_bytes(tensor: Tensor) -> int:
+    """How much of the tensor's mapping lies on large pages, as the system says."""
+    for block in re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
+        if block:
+            first, last = (int(n, 16) for n in block.split(maxsplit=1)[0].split("-"))
+            if first <= tensor.data_ptr() < last:
+                return int(block.partition("AnonHugePages:")[2].split()[0]) * 1024
+    raise AssertionError("the tensor is in no mapping")
+
+
+def can_move_to_large_pages() -> bool:
+    """Whether this system moves memory to large pages when it is asked."""
+    weight = torch.ones(2 << 20)
+    start = -(-weight.data_ptr() // (2 << 20)) * (2 << 20)
+    libc = ctypes.CDLL(None)
+    return sys.platform == "linux" and not libc.madvise(ctypes.c_void_p(start), 2 << 20, 25)
+
+
+@pytest.mark.skipif(not can_move_to_large_pages(), reason="the system has no large pages")
+def test_weights_move_to_large_pages_and_stay_as_they_are() -> None:
+    weight = torch.randn(4096, 1024, generator=torch.Generator().manual_seed(0))
+    expected, before = weight.clone(), large_page_bytes(weight)
+    model = Model(hidden=1024, heads=4, kv_heads=2, head_size=64, intermediate=512, page_size=16)
+    model.head = Linear(weight=weight.data_ptr(), n=4096, k=1024, format=Format.FLOAT32)
+    handle = LIBRARY.tn_create(ctypes.byref(model), 1, BEST, 0)
+    moved = large_page_bytes(weight) - before
+    LIBRARY.tn_destroy(handle)
+    assert moved >= weight.nbytes - (4 << 20)
+    assert torch.equal(weight, expected)
 
 
 def test_logprobs_do_not_depend_on_other_requests(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def load_library(path: Path | None = None) -> ctypes.CDLL:
             "tn_abi": (c_int64, ()),
             "tn_best_isa": (c_int64, ()),
             "tn_create": (c_void_p, (POINTER(Model), c_int64, c_int64, c_int64)),
-            "tn_run": (None, (c_void_p, POINTER(Step))),
-            "tn_argmax": (None, (c_void_p, c_void_p, c_int64, c_int64, c_void_p)),
+            "tn_run": (None, (c_void_p, c_void_p)),
+            "tn_argmax": (None, (c_void_p, c_void_p, c_void_p)),
             "tn_destroy": (None, (c_void_p,)),
             "tn_kernels_test": (c_void_p, (c_int64,)),
             "tn_attention_test": (

@@ -68,12 +68,16 @@ class NativeProgram:
         self.close = weakref.finalize(self, destroy, self._library, self._engine, os.getpid())
         self._vocab_size = int(self._model.head.n)
         self._logits = torch.empty(0, self._vocab_size)
-        self._arrays = {
-            name: np.zeros(facts.max_rows, dtype=np.int32) for name in ("slots", "starts", "counts")
-        }
-        self._samples = np.zeros(facts.max_rows, dtype=np.uint8)
+        self._tokens = torch.empty(facts.max_rows, dtype=torch.int64)
+        # Views of the first rows of both, by their number: making them anew costs as much as a small layer.
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}
+        numbers: Any = ctypes.c_int32 * facts.max_rows
+        self._slots, self._starts, self._counts = numbers(), numbers(), numbers()
+        self._samples: Any = (ctypes.c_uint8 * facts.max_rows)()
         self._prompt_ids = np.zeros(facts.max_tokens, dtype=np.int64)
         self._step = self._step_struct()
+        self._step_address = ctypes.addressof(self._step)
+        self._tokens_address = self._tokens.data_ptr()
 
     def run(
         self,
@@ -93,27 +97,25 @@ class NativeProgram:
                 f"a step of {rows} rows and {tokens} tokens, up to position {longest}, exceeds the "
                 f"{facts.max_rows} rows, {facts.max_tokens} tokens or {self._max_len} positions"
             )
-        self._arrays["slots"][:rows] = slots
-        self._arrays["starts"][:rows] = starts
-        self._arrays["counts"][:rows] = counts
-        self._samples[:rows] = samples
+        self._slots[:rows], self._starts[:rows] = slots, starts
+        self._counts[:rows], self._samples[:rows] = counts, samples
         if prompt_ids:
             self._prompt_ids[: len(prompt_ids)] = prompt_ids
         sampled = sum(samples)
-        if len(self._logits) < sampled:
+        if self._logits.shape[0] < sampled:
             self._logits = torch.empty(min(2 * sampled, facts.max_rows), self._vocab_size)
             step.logits = self._logits.data_ptr()
+            self._views.clear()
         step.rows, step.num_decodes = rows, num_decodes
-        self._library.tn_run(self._engine, ctypes.byref(step))
-        return self._logits[:sampled]
+        self._library.tn_run(self._engine, self._step_address)
+        if sampled not in self._views:
+            self._views[sampled] = self._logits[:sampled], self._tokens[:sampled]
+        return self._views[sampled][0]
 
-    def argmax(self, logits: Tensor) -> Tensor:
+    def argmax(self) -> Tensor:
         """See ``DecodeProgram.argmax``."""
-        result = torch.empty(len(logits), dtype=torch.int64)
-        self._library.tn_argmax(
-            self._engine, logits.data_ptr(), len(logits), logits.shape[1], result.data_ptr()
-        )
-        return result
+        self._library.tn_argmax(self._engine, self._step_address, self._tokens_address)
+        return self._views[self._step.rows][1]
 
     # ------------------------------------------------------------------------------- structs
 
@@ -243,15 +245,15 @@ class NativeProgram:
         return self._sizes.max_model_len + 1
 
     def _step_struct(self) -> Step:
-        facts, arrays = self._sizes, self._arrays
+        facts = self._sizes
         columns = {table.shape[1] for table in facts.page_tables}
         if len(columns) != 1 or not all(t.flags.c_contiguous for t in facts.page_tables):
             raise EngineError("the page tables are not contiguous arrays of one shape")
         step = Step(
-            slots=arrays["slots"].ctypes.data,
-            starts=arrays["starts"].ctypes.data,
-            counts=arrays["counts"].ctypes.data,
-            samples=self._samples.ctypes.data,
+            slots=ctypes.addressof(self._slots),
+            starts=ctypes.addressof(self._starts),
+            counts=ctypes.addressof(self._counts),
+            samples=ctypes.addressof(self._samples),
             prompt_ids=self._prompt_ids.ctypes.data,
             last_tokens=facts.last_tokens.data_ptr(),
             columns=columns.pop(),

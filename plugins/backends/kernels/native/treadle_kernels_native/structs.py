@@ -7,7 +7,7 @@ from enum import IntEnum
 
 __all__ = ("ABI", "MAX_TABLES", "Format", "InstructionSet", "Layer", "Linear", "Model", "Step")
 
-ABI = 4
+ABI = 5
 MAX_TABLES = 8
 
 

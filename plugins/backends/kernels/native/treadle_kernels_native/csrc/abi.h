@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define TN_ABI 4
+#define TN_ABI 5
 #define TN_EXPORT __attribute__((visibility("default")))
 #define TN_MAX_TABLES 8
 
@@ -60,7 +60,7 @@ typedef struct {
     const int32_t *slots, *starts, *counts; /* [rows]: slot, tokens in the cache, new tokens */
     const uint8_t *samples;                 /* [rows]: whether the row's last token has logits */
     const int64_t *prompt_ids;              /* of the rows after num_decodes, one after the other */
-    const int64_t *last_tokens;             /* [slots]: the ids of rows that generate */
+    int64_t *last_tokens;                   /* [slots]: the ids of rows that generate */
     const int32_t *tables[TN_MAX_TABLES];   /* [slots, columns] each */
     float *logits;                          /* [sampled rows, vocab] */
     int64_t columns, rows, num_decodes;
@@ -75,8 +75,9 @@ TN_EXPORT int64_t tn_best_isa(void);
 TN_EXPORT tn_engine *tn_create(const tn_model *model, int64_t threads, int64_t isa, int64_t pin);
 /* Run a step. One call at a time. */
 TN_EXPORT void tn_run(tn_engine *engine, const tn_step *step);
-/* Index of the largest of each row of logits [rows, n], the lowest of equals; -1 where one is NaN. */
-TN_EXPORT void tn_argmax(tn_engine *engine, const float *logits, int64_t rows, int64_t n, int64_t *result);
+/* After a step all of whose rows have logits: the index of the largest of each, the lowest of equals, which becomes
+ * the last token of its slot; -1 where one is NaN, and the last token becomes 0. result is [rows]. */
+TN_EXPORT void tn_argmax(tn_engine *engine, const tn_step *step, int64_t *result);
 TN_EXPORT void tn_destroy(tn_engine *engine);
 /* For tests: the innermost loops of an instruction set, or NULL if this machine lacks it. */
 typedef struct tn_kernels tn_kernels;

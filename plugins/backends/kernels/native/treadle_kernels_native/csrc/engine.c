@@ -108,6 +108,7 @@ tn_engine *tn_create(const tn_model *model, int64_t threads, int64_t isa, int64_
     }
     arena memory = {engine->memory, 0};
     take_all(engine, &memory);
+    tn_use_large_pages(model);
     return engine;
 }
 
@@ -122,21 +123,26 @@ void tn_destroy(tn_engine *engine) {
 
 typedef struct {
     tn_engine *engine;
-    const float *x;
-    int64_t rows, n;
+    const tn_step *step;
     int64_t *result;
 } argmax_job;
+
+static void argmax_row(const argmax_job *job, int64_t row) {
+    const int64_t n = job->engine->model.head.n, token = job->engine->kernels.argmax(job->step->logits + row * n, n);
+    job->result[row] = token;
+    job->step->last_tokens[job->step->slots[row]] = token < 0 ? 0 : token;
+}
 
 static void argmax(void *context, int thread) {
     const argmax_job *job = context;
     (void)thread;
-    for (int64_t row; (row = tn_next(job->engine->pool)) < job->rows;) job->result[row] = job->engine->kernels.argmax(job->x + row * job->n, job->n);
+    for (int64_t row; (row = tn_next(job->engine->pool)) < job->step->rows;) argmax_row(job, row);
 }
 
-void tn_argmax(tn_engine *engine, const float *logits, int64_t rows, int64_t n, int64_t *result) {
-    argmax_job job = {engine, logits, rows, n, result};
-    if (rows * n < (1 << 18)) { /* not worth waking others for */
-        for (int64_t row = 0; row < rows; row++) result[row] = engine->kernels.argmax(logits + row * n, n);
+void tn_argmax(tn_engine *engine, const tn_step *step, int64_t *result) {
+    argmax_job job = {engine, step, result};
+    if (step->rows * engine->model.head.n < (1 << 18)) { /* not worth waking others for */
+        for (int64_t row = 0; row < step->rows; row++) argmax_row(&job, row);
         return;
     }
     tn_pool_run(engine->pool, argmax, &job);

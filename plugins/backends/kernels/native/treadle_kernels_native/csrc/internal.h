@@ -78,6 +78,9 @@ TN_INTERNAL void tn_barrier(tn_pool *pool);
 TN_INTERNAL int64_t tn_next(tn_pool *pool);
 TN_INTERNAL int tn_pool_threads(const tn_pool *pool);
 
+/* Ask for large pages for the weights of a model. */
+TN_INTERNAL void tn_use_large_pages(const tn_model *model);
+
 /* ------------------------------------------------------------------------------------- operands */
 
 /* The left side of a linear layer, in the form that its kernel reads. */
