@@ -21,6 +21,7 @@ from treadle_server.metrics import Metrics
 __all__ = ("BLOCKS", "options_of")
 
 RUNS = ROOT / "docs/data/runs"
+CPU_SPEED = ROOT / "docs/data/cpu_speed.json"
 PERPLEXITY = ROOT / "docs/data/perplexity.json"
 DEMO_WEIGHTS = 6_291_456
 """Numbers in the matrices of the demo model's layers."""
@@ -149,6 +150,19 @@ def benchmark_runs() -> str:
     return _table(("Engine", "Model shape", *names, "start-up"), rows)
 
 
+def cpu_speed() -> str:
+    """The figures of ``docs/data/cpu_speed.json``: those of one thread and of two, side by side."""
+    columns = [(name, n) for name in ("decode", "prefill", "offline") for n in ("1", "2")]
+    rows = []
+    for run in json.loads(CPU_SPEED.read_text())["runs"]:
+        speeds = run["tokens_per_second"]
+        cells = (
+            f"{speeds[name][n]:,}" if n in speeds.get(name, ()) else "–" for name, n in columns
+        )
+        rows.append((run["model"], run["engine"], *cells))
+    return _table(("Model shape", "Engine", *(f"{name}, {n}" for name, n in columns)), rows)
+
+
 def perplexities() -> str:
     """What each way to store the weights of the demo model takes and loses, from ``docs/data/perplexity.json``."""
     rows = json.loads(PERPLEXITY.read_text())["rows"]
@@ -213,6 +227,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         models,
         quantization,
         benchmark_runs,
+        cpu_speed,
         perplexities,
         metrics,
         metric_aliases,
