@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,18 +22,6 @@ def test_tensor_parallelism_needs_another_executor() -> None:
     config = from_options(model="nobody/nothing", tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="choose 'mp'"):
         UniProcExecutor(config, PluginManager())
-
-
-def test_what_a_start_makes_is_not_collected_again_until_it_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    runner = SimpleNamespace(info=None, device=SimpleNamespace(type="cpu"))
-    monkeypatch.setattr(executor, "start_runner", lambda *_, **__: runner)
-    uni = executor.UniProcExecutor(from_options(model="nobody/nothing"), PluginManager())
-    uni.start()
-    assert gc.get_freeze_count() > 0
-    uni.shutdown()
-    assert gc.get_freeze_count() == 0
 
 
 def sleeps() -> None:

@@ -45,9 +45,6 @@ class UniProcExecutor:
     def start(self) -> EngineInfo:
         with StartWatch(self._config.device.startup_timeout) as watch:
             self._runner = start_runner(self._config, self._plugins, announce=watch.enter)
-        # Collections do not look at what the start has made: for a small model they took a tenth of a step.
-        gc.collect()
-        gc.freeze()
         return self._runner.info
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
@@ -101,7 +98,6 @@ class UniProcExecutor:
             raise EngineDeadError(f"the device has failed: {self._failure}")
 
     def shutdown(self) -> None:
-        gc.unfreeze()
         if self._runner is not None and self._runner.device.type == "cuda":
             self._runner = None
             gc.collect()  # graphs and layers refer to each other; the next engine needs their memory
