@@ -202,7 +202,7 @@ class StructuredOutputManager:
 
         self._filling = self._fill_thread.submit(fill)
         # It holds the interpreter from then on until its backend has work for other threads.
-        started.wait()
+        started.wait(1.0)
 
     def bitmasks(self) -> GrammarOutput | None:
         """Return the bitmasks that were begun last, once they are filled; ``None`` without rows."""
