@@ -22,6 +22,7 @@ __all__ = ("BLOCKS", "options_of")
 
 RUNS = ROOT / "docs/data/runs"
 CPU_SPEED = ROOT / "docs/data/cpu_speed.json"
+QUANTIZED_SPEED = ROOT / "docs/data/quantized_speed.json"
 PERPLEXITY = ROOT / "docs/data/perplexity.json"
 DEMO_WEIGHTS = 6_291_456
 """Numbers in the matrices of the demo model's layers."""
@@ -164,13 +165,14 @@ def cpu_speed() -> str:
 
 
 def perplexities() -> str:
-    """What each way to store the weights of the demo model takes and loses, from ``docs/data/perplexity.json``."""
+    """What each way to store weights takes, loses and makes of a step, from two files of ``docs/data``."""
     rows = json.loads(PERPLEXITY.read_text())["rows"]
     full = rows[0]
     # All rows have the same embeddings and norms, in 16 bits.
     others = full["bytes"] - 2 * DEMO_WEIGHTS
+    head = ("Weights", "Method", "Bits for each", "Size", "Perplexity", "Loss")
     return _table(
-        ("Weights", "Method", "Bits for each", "Size", "Perplexity", "Loss"),
+        (*head, "1 request", "256 requests"),
         (
             (
                 row["format"],
@@ -179,10 +181,35 @@ def perplexities() -> str:
                 f"{row['bytes'] / 2**20:.1f} MiB" if row["bytes"] else "",
                 f"{row['perplexity']:.3f}",
                 f"{row['perplexity'] / full['perplexity'] - 1:+.2%}",
+                *(_speeds(row["format"], row["method"], name) for name in ("bs1", "dec256")),
             )
             for row in rows
         ),
     )
+
+
+def _speeds(weights: str, method: str, workload: str) -> str:
+    return ", ".join(
+        f"{run['tokens_per_second'][workload]:,} ({card})"
+        for card, run in _quantized_runs()
+        if [weights, method] in run.get("perplexity_rows", ())
+    )
+
+
+def _quantized_runs() -> list[tuple[str, dict[str, Any]]]:
+    cards = json.loads(QUANTIZED_SPEED.read_text())["cards"]
+    return [(data["card"], run) for data in cards for run in data["runs"]]
+
+
+def quantized_speed() -> str:
+    """The figures of ``docs/data/quantized_speed.json``."""
+    names = ("bs1", "dec32", "dec256", "prefill", "mixed")
+    rows = []
+    for card, run in _quantized_runs():
+        speeds = run["tokens_per_second"]
+        cells = (f"{speeds[name]:,}" if name in speeds else "–" for name in names)
+        rows.append((card, run["weights"], f"`{run['method']}`", *cells))
+    return _table(("Card", "Weights", "Method", *names), rows)
 
 
 # ------------------------------------------------------------------------------ metrics
@@ -228,6 +255,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         quantization,
         benchmark_runs,
         cpu_speed,
+        quantized_speed,
         perplexities,
         metrics,
         metric_aliases,
