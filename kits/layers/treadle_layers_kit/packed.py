@@ -96,7 +96,8 @@ class PackedWeight(nn.Module):
             scales = scales[:, order.groups]
             offsets = None if offsets is None else offsets[:, order.groups]
         run = run_of(levels, group if groups > 1 else 128)
-        assert run is not None
+        if run is None:
+            return None
         steps: Tensor | None = scales
         if factors is None and offsets is None and groups == 1 and scales.dtype is not torch.uint8:
             steps, factors = None, scales.float()
