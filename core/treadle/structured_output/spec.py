@@ -145,7 +145,7 @@ def _checked(name: str, text: str) -> str:
 def _choices(choices: list[str]) -> str:
     if not choices or len(choices) > MAX_CHOICES or not all(choices):
         raise RequestError(
-            f"guided_choice has {len(choices)} entries; allowed are 1 to {MAX_CHOICES} texts, none empty",
+            f"guided_choice has {len(choices)} entries; allowed are 1 to {MAX_CHOICES} non-empty texts",
             param="guided_choice",
         )
     return _check_size("guided_choice", json.dumps(choices, ensure_ascii=False), MAX_SCHEMA)

@@ -17,7 +17,9 @@ CONTEXT = frozenset(f"\\{letter}" for letter in "bBkc0123456789")
 LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 EMPTY_SET = re.compile(r"(?<!\\)\[\^?\]")
 ANYTHING = "(?s:.*)"
-CLASSES = {"d": "0-9", "w": "A-Za-z0-9_"}
+SPACES = " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+"""What is a space in JavaScript and elsewhere, and no control character, which a JSON text escapes."""
+CLASSES = {"d": "0-9", "w": "A-Za-z0-9_", "s": SPACES}
 
 
 def normalize_patterns(spec: GrammarSpec) -> GrammarSpec:
@@ -76,8 +78,8 @@ def whole_text(pattern: str) -> str:
 
 
 def ascii_classes(pattern: str, names: str) -> str:
-    """``\\d`` and ``\\w``, as far as ``names`` has them, as sets of ASCII. Libraries differ in what
-    else is a digit, and whoever validates the output may differ again."""
+    """``\\d`` and ``\\w``, as far as ``names`` has them, as sets of ASCII, and ``\\s`` as the spaces of all. Libraries differ
+    in what else is a digit, and whoever validates the output may differ again."""
     tokens = []
     for token, in_class, _ in _parts(pattern):
         if len(token) == 2 and token[1] in names and token[1] in CLASSES:

@@ -90,7 +90,7 @@ def test_a_hit_is_shortened_to_where_every_window_is_covered() -> None:
     assert cache.find_cached_prefix(digest_holder, list(range(25))) == 6
     page = pool.get_cached_page(digest_holder.page_hashes[4])
     assert page is not None
-    pool._evict_hash(page)
+    del pool._page_of_hash[pool._hash_of_page.pop(page)]
     assert cache.find_cached_prefix(holder(cache), list(range(25))) == 4
 
 

@@ -73,7 +73,9 @@ BUGS = {
         "treadle.cache.page_hash:PageHasher.root_hash", '(salt or "")', '""'
     ),
     "a page that is evicted keeps its hash": Bug(
-        "treadle.cache.page_pool:PagePool.allocate", "self._evict_hash(page)", "pass"
+        "treadle.cache.page_pool:PagePool.allocate",
+        "del self._page_of_hash[self._hash_of_page.pop(page)]",
+        "pass",
     ),
     "a page that is not computed yet is cached": Bug(
         f"{SCHEDULER}._update_chunks", "step.num_computed_tokens[row] + step.num_scheduled_tokens[row]",
@@ -122,7 +124,7 @@ BUGS = {
         f"{CORE}._admit_compiled", "outputs.append(TokenOutput(name, [], \"error\", error=str(error), param=error.param))", "pass"
     ),
     "a failed step ends only one of its sequences": Bug(
-        f"{SCHEDULER}._fail", "if not s.finished]", "if not s.finished][:1]"
+        f"{SCHEDULER}.update_from_output", "if not s.finished]", "if not s.finished][:1]"
     ),
     "aborts take the requests beside them along": Bug(
         f"{CLIENT}._flush", "for part in _batches(requests):", "for part in () if request_ids else _batches(requests):"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treadle.api.types import Tokenizer
+from treadle_structured_output_kit.dialect import ascii_classes
 from treadle_structured_output_kit.drafts import map_children
 from treadle_structured_output_kit.formats import FORMATS, dates_as_patterns
 from treadle_structured_output_kit.json_schema import ASSERTIONS, disjoint, subschemas, types_of
@@ -56,20 +57,22 @@ NOT_FORMATS = frozenset(
 
 
 def prepared(schema: Any) -> Any:
-    """Return a schema that means the same to the library: it takes dates that no calendar has, and control
-    characters, which are no JSON, in texts with a length."""
-    return _lengths_as_patterns(dates_as_patterns(schema))
+    """Return a schema that means the same to the library: it takes dates that no calendar has, control
+    characters, which are no JSON, in texts with a length, and for spaces what only JavaScript takes for some."""
+    return _texts(dates_as_patterns(schema))
 
 
-def _lengths_as_patterns(schema: Any) -> Any:
+def _texts(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    new = map_children(schema, _lengths_as_patterns)
+    new = map_children(schema, _texts)
     if new.get("type") == "string" and not new.keys() & {"pattern", "format"}:
         least, most = new.get("minLength", 0), new.get("maxLength")
         if (least or most is not None) and least <= MAX_LENGTH and (most or 0) <= MAX_LENGTH:
             new = {k: v for k, v in new.items() if k not in LENGTHS}
             new["pattern"] = f"^{PLAIN}{{{int(least)},{'' if most is None else int(most)}}}$"
+    elif isinstance(new.get("pattern"), str):
+        new["pattern"] = ascii_classes(new["pattern"], "s")
     return new
 
 
