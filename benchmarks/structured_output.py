@@ -5,6 +5,7 @@
     python benchmarks/structured_output.py                 # with the tokenizer of the demo model
     python benchmarks/structured_output.py --vocab 151936  # with a synthetic vocabulary: a backend's work only
     python benchmarks/structured_output.py --record demo:treadle-demo  # 5 only, with a model
+    python benchmarks/structured_output.py --guided FOLDER --load-format dummy  # 6 only, on a card
 
 1.  Each backend on its own, in one thread: CPU time until it is ready and to compile a few
     grammars, then the time to fill the mask of a row and to accept a token, along texts that are
@@ -17,6 +18,8 @@
     none is.
 5.  Tokens per second of a record of fixed keys and short values, with the tokens that the grammar
     forces computed together and one by one.
+6.  Tokens per second of 32 and 256 requests of 64 ids in and 256 out, free and with the record of 1 as
+    the schema, by turns. The first pass of each is not counted.
 
 Of 2 and 4 the best of five passes, of 3 the worst; only the first grammar comes once.
 """
@@ -374,12 +377,49 @@ def records(model: str, load_format: str, tokenizer: str) -> None:
             print(f"{same} of {rows} outputs are the same")
 
 
+def guided(model: str, load_format: str) -> None:
+    """Print the rates of every pass, and the ratio of the best ones."""
+    schema = StructuredOutputsParams(json=json.loads(GRAMMARS["record"].source))
+    with LLM(
+        model=model,
+        load_format=load_format,
+        max_model_len=1024,
+        max_num_seqs=256,
+        enable_prefix_caching=False,
+    ) as llm:
+        for rows in (32, 256):
+            rates: dict[bool, list[float]] = {False: [], True: []}
+            for is_guided in [False, True] * (PASSES + 1):
+                params = [
+                    SamplingParams(
+                        temperature=0.6,
+                        seed=i,
+                        max_tokens=256,
+                        ignore_eos=True,
+                        structured_outputs=schema if is_guided else None,
+                    )
+                    for i in range(rows)
+                ]
+                start = time.perf_counter()
+                outputs = llm.generate(
+                    [[100 + i] * 64 for i in range(rows)], params, use_tqdm=False
+                )
+                seconds = time.perf_counter() - start
+                tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+                rates[is_guided].append(tokens / seconds)
+            free, held = (rates[way][1:] for way in (False, True))
+            print(f"{rows} rows, free:", *(f"{rate:,.0f}" for rate in free))
+            print(f"{rows} rows, guided:", *(f"{rate:,.0f}" for rate in held))
+            print(f"{rows} rows: {max(held) / max(free):.1%}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--vocab", type=int, help="size of a synthetic vocabulary")
     parser.add_argument("--record", metavar="MODEL", help="measure 5 only, with this model")
+    parser.add_argument("--guided", metavar="MODEL", help="measure 6 only, with this model")
     parser.add_argument("--load-format", default="auto")
     parser.add_argument("--tokenizer", default="", help="for a model that has none")
     parser.add_argument("--backend", action="append", help="repeatable; default: all")
@@ -390,6 +430,9 @@ def main() -> None:
     torch.set_num_threads(1)
     if options.record:
         records(options.record, options.load_format, options.tokenizer)
+        return
+    if options.guided:
+        guided(options.guided, options.load_format)
         return
     plugins = PluginManager()
     names = options.backend or list(plugins.keys("structured_output"))
