@@ -201,7 +201,7 @@ class StructuredOutputManager:
             fill_bitmasks(rows, self._bitmask, self._vocab_size)
 
         self._filling = self._fill_thread.submit(fill)
-        # It holds the interpreter from then on until its backend works without it, and so on its own.
+        # Having started, it keeps the interpreter until its backend computes without it, beside this thread.
         started.wait(1.0)
 
     def bitmasks(self) -> GrammarOutput | None:
