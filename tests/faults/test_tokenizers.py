@@ -15,7 +15,8 @@ fault = pytest.mark.fault
 Odd = Callable[..., LLM]
 
 RAISE = [("RuntimeError", "RuntimeError: odd"), ("Panic", "Panic: odd")]
-LOGPROBS = {"logprobs": 2}
+PARAMS = {"token_bytes": {"logprobs": 2}, "decode_next": {"stop": "nothing like it"}}
+"""What makes a method of those for one token necessary."""
 
 
 @fault("tokenizers", "encode")
@@ -69,6 +70,9 @@ def test_an_output_that_cannot_be_begun_is_its_requests_error(
         pytest.param("decode_next", *RAISE[1]),
         pytest.param("decode_next", "None", "TypeError: it returned None; a str was expected"),
         pytest.param("decode_next", "False", "TypeError: it returned False; a str was expected"),
+        pytest.param("decode_many", *RAISE[0], marks=fault("tokenizers", "decode_many")),
+        pytest.param("decode_many", *RAISE[1]),
+        pytest.param("decode_many", "None", "TypeError: it returned None; a str was expected"),
         pytest.param("flush", *RAISE[0], marks=fault("tokenizers", "flush")),
         pytest.param("flush", *RAISE[1]),
         pytest.param("flush", "None", "TypeError: it returned None; a str was expected"),
@@ -82,7 +86,7 @@ def test_an_output_whose_text_cannot_be_made_ends_alone(
 ) -> None:
     """The first of two outputs; the tokens of the other are what they would be."""
     llm = odd("tokenizers", method, failure, times=1)
-    params = LOGPROBS if method == "token_bytes" else {}
+    params = PARAMS.get(method, {})
     bad, good = finish(llm, params, params)
     assert good.token_ids == expected and good.error is None and good.text
     assert bad.finish_reason == "error"

@@ -17,6 +17,7 @@ __all__ = (
     "ModelRef",
     "ModelSource",
     "SupportsFill",
+    "SupportsManyTokens",
     "SupportsRevisions",
     "SupportsTensorFiles",
     "Tokenizer",
@@ -96,6 +97,14 @@ class IncrementalDetokenizer(Protocol):
 
     def flush(self) -> str:
         """Return the pending text, with U+FFFD for bytes of an incomplete character."""
+
+
+@runtime_checkable
+class SupportsManyTokens(Protocol):
+    """An ``IncrementalDetokenizer`` that decodes many tokens faster than one by one."""
+
+    def decode_many(self, tokens: Sequence[int]) -> str:
+        """Return what ``decode_next`` would return for each of ``tokens``, joined."""
 
 
 class Tokenizer(Protocol):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass, replace
-from functools import cache
+from functools import cache, partial
+from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple, cast
 
@@ -71,7 +72,11 @@ def _class_of(contracts: tuple[type, ...], name: str) -> type[_Guarded]:
 
     From Python 3.12 on, ``isinstance`` with a protocol sees no attribute of ``__getattr__``.
     """
-    data = {n: _forwarded(n) for contract in contracts for n in attributes(contract)}
+    data = {
+        n: property(attrgetter(f"_object.{n}"))
+        for contract in contracts
+        for n in attributes(contract)
+    }
     properties = {
         m.name: _property(m.name)
         for contract in contracts
@@ -79,10 +84,6 @@ def _class_of(contracts: tuple[type, ...], name: str) -> type[_Guarded]:
         if m.is_property
     }
     return type(f"Guarded{name}", (_Guarded,), data | properties)
-
-
-def _forwarded(name: str) -> property:
-    return property(lambda self: getattr(self._object, name))
 
 
 def _property(name: str) -> property:
@@ -135,9 +136,11 @@ class _Boundary(NamedTuple):
         """Return the guarded method, or the getter of the guarded property."""
         name = member.name
         rules = self.guard.kind.methods.get(member.key, DEFAULT_RULES)
-        call = None if member.is_property else getattr(instance, name, None)
-        if call is None:
-            call = _getter(instance, name, member.is_property)
+        call: Call = partial(getattr, instance, name)
+        if not member.is_property:  # one that is missing fails when it is called
+            call = getattr(instance, name, None) or (
+                lambda *a, **k: getattr(instance, name)(*a, **k)
+            )
         return _guarded_call(self.guard, call, name, rules, self._check(member, rules))
 
     def _check(self, member: Member, rules: MethodRules) -> Call | None:
@@ -220,10 +223,3 @@ def _guarded_function(guard: PluginGuard, function: Call, label: str) -> Call:
         return value
 
     return guarded
-
-
-def _getter(instance: Any, name: str, is_property: bool) -> Call:
-    """Return a function that reads a property, or that fails as a call of a missing method does."""
-    if is_property:
-        return lambda: getattr(instance, name)
-    return lambda *arguments, **named: getattr(instance, name)(*arguments, **named)

@@ -112,7 +112,12 @@ class ModelRunner:
         captured = None
         if self.graphs is not None and not needs_prompt_logprobs:
             captured = self.graphs.find(scheduler_output)
-        self._update_page_tables(scheduler_output, captured is not None)
+        if scheduler_output.page_table_updates:
+            columns = (
+                start // self.info.page_size for start in scheduler_output.num_computed_tokens
+            )
+            current = dict(zip(scheduler_output.slots, columns, strict=True)) if captured else {}
+            self.tables.write(scheduler_output.page_table_updates, current)
         if self.graphs is None or captured is None:
             rows = self._launch_eager(scheduler_output, pending, needs_prompt_logprobs)
         else:
@@ -287,13 +292,6 @@ class ModelRunner:
             self._prompts.pop(slot, None)
             self._processor_args.pop(slot, None)
             self._histories.pop(slot, None)
-
-    def _update_page_tables(self, scheduler_output: SchedulerOutput, captured: bool) -> None:
-        if scheduler_output.page_table_updates:
-            size = self.info.page_size
-            columns = (start // size for start in scheduler_output.num_computed_tokens)
-            current = dict(zip(scheduler_output.slots, columns, strict=True)) if captured else {}
-            self.tables.write(scheduler_output.page_table_updates, current)
 
     def _prompt_logprobs(
         self, scheduler_output: SchedulerOutput, hidden: Tensor, pending: InFlightOutput

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from treadle.api.files import ChatRenderer, ModelFiles, Tokenizer
+from treadle.api.files import ChatRenderer, ModelFiles, SupportsManyTokens, Tokenizer
 from treadle.api.kinds import RENDERERS, TOKENIZERS
 from treadle.testing.plugin import PluginTest
 
@@ -122,6 +122,22 @@ class TokenizerSuite(PluginTest):
         pairs = [(first.decode_next(token), second.decode_next(token)) for token in ids]
         for index, stream in enumerate((first, second)):
             assert "".join(pair[index] for pair in pairs) + stream.flush() == expected
+
+    def test_many_tokens_are_decoded_like_each(self, tokenizer: Tokenizer) -> None:
+        if not isinstance(tokenizer.create_detokenizer(), SupportsManyTokens):
+            pytest.skip("it decodes tokens one by one")
+        specials = sorted(tokenizer.special_token_ids)[:2]
+        for text in self.texts:
+            ids = [*tokenizer.encode(text, add_special_tokens=False), *specials] * 2
+            for skip in (True, False):
+                one, many = (
+                    tokenizer.create_detokenizer(ids[:1], skip_special_tokens=skip)
+                    for _ in range(2)
+                )
+                assert isinstance(many, SupportsManyTokens)
+                expected = "".join(map(one.decode_next, ids)) + one.flush()
+                pieces = [many.decode_many(ids[i : i + 3]) for i in range(0, len(ids), 3)]
+                assert "".join(pieces) + many.decode_many([]) + many.flush() == expected
 
     def test_an_unfinished_character_becomes_a_mark_at_the_end(self, tokenizer: Tokenizer) -> None:
         ids = tokenizer.encode("世", add_special_tokens=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from treadle.api.files import SupportsManyTokens
 from treadle.api.requests import TokenOutput
 from treadle.api.sampling_params import SamplingParams
 from treadle.outputs import CompletionOutput, PositionLogprobs
@@ -21,7 +23,7 @@ class CompletionState:
 
     ``text``, ``token_ids`` and ``logprobs`` hold what was not taken yet: everything, or for deltas
     what came since the last ``take``. ``stopped`` says that a stop string ended it while the
-    engine still runs it.
+    engine still runs it. A text that is only seen at its end is made from many tokens at a time.
     """
 
     def __init__(
@@ -37,18 +39,22 @@ class CompletionState:
         self.id = id
         self.index = index
         self._kind = params.output_kind
-        self._stop_token_ids = stop_ids
+        self._stop_ids = stop_ids
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._matcher = None if stops is None else StopMatcher(stops)
         self._stream: IncrementalDetokenizer | None = None
+        self._decode_many: Callable[[list[int]], str] | None = None
         text_tokenizer = tokenizer if params.detokenize else None
         if text_tokenizer is not None:
-            self._stream = text_tokenizer.create_detokenizer(
+            self._stream = stream = text_tokenizer.create_detokenizer(
                 prompt_ids,
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
             )
+            if stops is None and self._kind == "final" and isinstance(stream, SupportsManyTokens):
+                self._decode_many = stream.decode_many
+        self._unread: list[int] = []
         self._pieces: list[str] = []
         self.num_tokens = 0
         self.token_ids: list[int] = []
@@ -69,11 +75,10 @@ class CompletionState:
         self.finish_reason = out.finish_reason
         self.stop_reason = out.stop_reason
         self.error, self.error_param = out.error, out.param
-        if self._stream is not None:
-            num_used = self._detokenize(self._stream, tokens)
-        if num_used < len(tokens):
-            tokens = tokens[:num_used]
-        self.token_ids += tokens
+        self._unread += tokens
+        if self.finish_reason is not None or self._decode_many is None:
+            num_used -= self._detokenize()
+        self.token_ids += tokens[:num_used]
         self.num_tokens += num_used
         if self._logprob_text is not None and out.logprobs:
             entries = out.logprobs[:num_used]
@@ -87,8 +92,7 @@ class CompletionState:
         """Finish from outside: ``abort`` or ``error``. What was held back is let go."""
         self.finish_reason = reason
         self.error = error
-        if self._stream is not None:
-            self._flush(self._stream)
+        self._detokenize()
 
     def fail(self, error: str) -> None:
         """Finish because this output cannot be made, though the engine goes on."""
@@ -119,42 +123,35 @@ class CompletionState:
             error_param=self.error_param,
         )
 
-    def _detokenize(self, stream: IncrementalDetokenizer, tokens: list[int]) -> int:
-        """Append the text of ``tokens`` and return how many of them belong to the output."""
-        num_used = len(tokens)
-        visible_tokens = tokens
-        reason = self.finish_reason
+    def _detokenize(self) -> int:
+        """Append the text of the unread tokens. Return how many of them do not belong to the output."""
+        tokens, self._unread = self._unread, []
+        stream, reason = self._stream, self.finish_reason
+        if stream is None:
+            return 0
         # The id that stops is part of the output's ids, but not of its text.
-        if (
-            reason == "stop"
-            and tokens
-            and tokens[-1] in self._stop_token_ids
-            and not self._include_stop
-        ):
-            visible_tokens = tokens[:-1]
-        for i, token in enumerate(visible_tokens, start=1):
+        shown = reason != "stop" or self._include_stop or self._stop_ids.isdisjoint(tokens[-1:])
+        visible = tokens if shown else tokens[:-1]
+        if self._decode_many is not None:
+            self._pieces.append(self._decode_many(visible))
+            visible = []
+        for i, token in enumerate(visible, start=1):
             text, matched = stream.decode_next(token), None
             if text and self._matcher is not None and self.num_tokens + i > self._min_tokens:
                 text, matched = self._matcher.feed(text), self._matcher.matched
-            if text:
-                self._pieces.append(text)
+            self._pieces.append(text)
             if matched is not None:
                 self._stop(matched)
-                return i
-        if reason is not None:
-            self._flush(stream)
-        return num_used
-
-    def _flush(self, stream: IncrementalDetokenizer) -> None:
-        """The ids have ended: say what an unfinished character or stop string held back."""
-        text = stream.flush()
-        if self._matcher is not None:
-            text = self._matcher.feed(text)
-            if self._matcher.matched is not None:
-                self._stop(self._matcher.matched)
-            text += self._matcher.finish()
-        if text:
+                return len(tokens) - i
+        if reason is not None:  # the ids have ended: say what is held back
+            text = stream.flush()
+            if self._matcher is not None:
+                text = self._matcher.feed(text)
+                if self._matcher.matched is not None:
+                    self._stop(self._matcher.matched)
+                text += self._matcher.finish()
             self._pieces.append(text)
+        return 0
 
     def _stop(self, matched: str) -> None:
         self.stopped = self.finish_reason is None

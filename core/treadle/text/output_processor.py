@@ -1,8 +1,4 @@
-"""Turns what the engine says (ids) into what users see (``RequestOutput``).
-
-It runs for every token of every sequence: about ten microseconds each, nothing that grows with the
-length of the output (but for cumulative texts, which are copies by nature).
-"""
+"""Turns what the engine says (ids) into what users see (``RequestOutput``)."""
 
 from __future__ import annotations
 
@@ -143,6 +139,8 @@ class OutputProcessor:
                 aborts.append(completion.id)
             if completion.finish_reason is not None:
                 self._remove(state, completion)
+            elif state.request.params.output_kind == "final":
+                continue
             changed = groups.setdefault(state.request.id, (state, []))[1]
             if completion not in changed:
                 changed.append(completion)

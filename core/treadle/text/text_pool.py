@@ -87,7 +87,7 @@ class TextPool:
         """
         if inline and self._inline_chars + size <= SHORT_TEXT:
             if not self._inline_chars:
-                asyncio.get_running_loop().call_soon(self._end_turn)
+                asyncio.get_running_loop().call_soon(setattr, self, "_inline_chars", 0)
             self._inline_chars += size
             return work()
         chars = sum(job.cost for job in self._pending)
@@ -160,6 +160,3 @@ class TextPool:
         self._retry_times[job.guard] = monotonic() + RETRY_SECONDS
         if not job.future.done():
             job.future.set_exception(TimeoutError(f"a call took longer than {limit:g} s"))
-
-    def _end_turn(self) -> None:
-        self._inline_chars = 0

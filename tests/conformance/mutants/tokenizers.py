@@ -26,6 +26,9 @@ class Detokenizer:
             return "" if self.skip else self.flush() + TEXTS[token]
         return self.decoder.decode(bytes([token]))
 
+    def decode_many(self, tokens):
+        return "".join(map(self.decode_next, tokens))
+
     def flush(self):
         return self.decoder.decode(b"", True)
 
@@ -104,6 +107,10 @@ SPECIMENS = (
             ),
             Mutant("test_a_marker_becomes_its_token", {"mark = next(": "mark = 0 and next("}),
             Mutant("test_a_stream_says_what_decoding_says", streaming("not prompt_ids", "\t")),
+            Mutant(
+                "test_many_tokens_are_decoded_like_each",
+                {"self.decode_next, tokens": "self.decode_next, tokens[:2]"},
+            ),
             Mutant("test_a_stream_goes_on_after_a_prompt", streaming("prompt_ids", " ")),
             Mutant("test_a_stream_completes_what_the_prompt_left_open", {"prompt_ids[-3:]": "()"}),
             Mutant(

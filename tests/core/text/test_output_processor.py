@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -367,10 +368,10 @@ def test_an_engine_error_is_the_outputs_error() -> None:
 
 def test_a_failing_tokenizer_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    bench.add("bad")
+    bench.add("bad", output_kind="cumulative")
     bench.add("good")
-    _, completion = bench.processor._sequences["bad.0"]
-    completion._stream = object()  # type: ignore[assignment]
+    _, bad = bench.processor._sequences["bad.0"]
+    bad._stream, bad._decode_many = object(), None  # type: ignore[assignment]
     aborts = bench.processor.process(
         [TokenOutput("bad.0", [4]), TokenOutput("good.0", encode("a"), "length")]
     )
@@ -378,6 +379,41 @@ def test_a_failing_tokenizer_ends_its_request_alone(caplog: pytest.LogCaptureFix
     by_id = {o.request_id: o.outputs[0] for o in bench.outputs}
     assert by_id["bad"].finish_reason == "error" and "object" not in str(by_id["bad"].error)
     assert by_id["good"].text == "a"
+
+
+class OneByOne(AutoTokenizer):
+    """A tokenizer whose detokenizers have only what all have."""
+
+    def create_detokenizer(self, *args: Any, **options: Any) -> Any:
+        stream = super().create_detokenizer(*args, **options)
+        return SimpleNamespace(decode_next=stream.decode_next, flush=stream.flush)
+
+
+@pytest.mark.parametrize("kind", [AutoTokenizer, OneByOne])
+@pytest.mark.parametrize("last", ["length", "stop", "abort"])
+def test_a_text_that_is_seen_at_its_end_is_that_of_one_seen_as_it_grows(
+    last: str, kind: type[AutoTokenizer]
+) -> None:
+    rng, bench = random.Random(3), Bench(kind(vocabularies.byte_level()))
+    bench.add("late", output_kind="final")
+    bench.add("early", output_kind="cumulative")
+    tokens = [rng.randrange(TOKENIZER.vocab_size) for _ in range(100)]
+    tokens += encode("世")[:1] if last != "stop" else [EOS]  # an unfinished character
+    for token in tokens[:-1]:
+        both = [TokenOutput(f"{name}.0", [token]) for name in ("late", "early")]
+        assert bench.processor.process(both) == []
+    assert {output.request_id for output in bench.outputs} == {"early"}
+    if last == "abort":
+        for name in ("late", "early"):
+            bench.processor.process([TokenOutput(f"{name}.0", tokens[-1:])])
+            bench.processor.abort(name)
+    else:
+        bench.processor.process(
+            [TokenOutput(f"{name}.0", tokens[-1:], last) for name in ("late", "early")]
+        )
+    ends = {output.request_id: output.outputs[0] for output in bench.outputs if output.finished}
+    assert ends["late"] == ends["early"] and ends["late"].text
+    assert ends["late"].token_ids == tokens and ends["late"].finish_reason == last
 
 
 def test_an_id_in_use_is_refused() -> None:

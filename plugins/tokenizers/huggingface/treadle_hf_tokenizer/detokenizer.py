@@ -50,6 +50,12 @@ class ByteDetokenizer:
             return self._decoder.decode(self._table.first(token))
         return self._decoder.decode(self._table[token])
 
+    def decode_many(self, tokens: Sequence[int]) -> str:
+        if not self._skipped.isdisjoint(tokens):
+            tokens = [token for token in tokens if token not in self._skipped]
+        first = self.decode_next(tokens[0]) if tokens else ""
+        return first + self._decoder.decode(b"".join(map(self._table.__getitem__, tokens[1:])))
+
     def flush(self) -> str:
         return self._decoder.decode(b"", True)
 
