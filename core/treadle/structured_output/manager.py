@@ -70,8 +70,9 @@ class StructuredOutputManager:
         self._rows: Sequence[GrammarRow] = ()
         self._filling: Future[None] | None = None
         self._on_compiled = threading.Event()
+        self._installed = plugins.keys("structured_output")
         for name in config.plugins.structured_output_backends:
-            if name in plugins.keys("structured_output"):  # others are refused with each request
+            if name in self._installed:  # others are refused with each request
                 self.queue.warm(name)
 
     @cached_property
@@ -160,7 +161,7 @@ class StructuredOutputManager:
 
     def _backends(self, backend_name: str | None) -> list[str]:
         """The backends that may serve a request, the best first."""
-        installed = self._plugins.keys("structured_output")
+        installed = self._installed
         backends = [backend_name or "auto"]
         if backends == ["auto"]:
             backends = self._config.plugins.structured_output_backends

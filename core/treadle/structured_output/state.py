@@ -120,7 +120,7 @@ class StructuredOutputState:
             kept = line[words] & bits.astype(np.uint32)
             line.fill(0)
             np.bitwise_or.at(line, words, kept)
-        if not line.any():
+        if (forbidden_ids or self.allowed_ids is not None) and not line.any():
             self.error, self.has_ended = NOTHING_LEFT, True
             if self.allowed_ids is not None:
                 self.error_param = "allowed_token_ids"
