@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 from treadle.api.step_types import EngineInfo
 from treadle.config import SchedulerConfig
+from treadle.runner.model_runner import ModelRunner
 from treadle_worker_kit.capture import MAX_PROMPT_TOKENS, bucket_sizes
-from treadle_worker_kit.warm_up import warm_up_steps
+from treadle_worker_kit.warm_up import run_step, warm_up_steps
 
 
 def info(max_model_len: int) -> EngineInfo:
@@ -44,3 +47,14 @@ def test_sizes_end_at_the_largest() -> None:
     for size in (1, 3, 64, 500, 512, 700):
         sizes = bucket_sizes(size)
         assert sizes == sorted(set(sizes)) and sizes[-1] == size
+
+
+def test_a_step_in_vain_that_fails_leaves_nothing() -> None:
+    """What is compiled ahead may ask for numbers that nobody has computed."""
+    runner = Mock(ModelRunner)
+    runner.execute_model.side_effect = ValueError("no numbers")
+    step = next(warm_up_steps(SchedulerConfig(), info(300)))
+    with pytest.raises(ValueError, match="no numbers"):
+        run_step(runner, step)
+    calls = [call[0] for call in runner.method_calls]
+    assert calls == ["execute_model", "discard", "free_slots"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import time
@@ -64,6 +65,10 @@ class EngineCore:
         self._compilations = 0
         self._is_deferred = False  # whether the newest step waits for its bitmasks
         self._closed = False
+        # To look at what the start has made takes as long as many steps. Others may have had their reasons.
+        self._has_frozen = not gc.get_freeze_count()
+        if self._has_frozen:
+            gc.freeze()
 
     def _start(self) -> None:
         config, plugins = self.config, self.plugins
@@ -122,10 +127,8 @@ class EngineCore:
         if request.params.structured_outputs is None:
             self._queue(sequence)
         else:
-            self._waiting_for_grammar[request.id] = (
-                sequence,
-                self._structured_output.submit(request),
-            )
+            ready = self._structured_output.submit(request)
+            self._waiting_for_grammar[request.id] = sequence, ready
 
     def _queue(self, sequence: SequenceState) -> None:
         """Add a sequence to the scheduler. If the policy fails, only this request fails."""
@@ -176,9 +179,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        scheduler = self.scheduler
-        pending = self._waiting_for_grammar or scheduler.pending_outputs
-        return bool(pending) or scheduler.has_work or scheduler.in_flight > 0
+        pending = self._waiting_for_grammar or self.scheduler.pending_outputs
+        return bool(pending) or self.scheduler.has_work or self.scheduler.in_flight > 0
 
     def step(self) -> list[TokenOutput]:
         """Launch the next step, get the oldest output, and return the new tokens."""
@@ -298,3 +300,5 @@ class EngineCore:
             self._structured_output.close()
             self._abort()
             self._extensions.unconfigure()
+            if self._has_frozen:
+                gc.unfreeze()

@@ -8,7 +8,6 @@ the parent decides which requests to finish first.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import select
@@ -158,8 +157,6 @@ def serve(channel: Channel, create_core: Callable[[EngineConfig], EngineCore]) -
     try:
         start = _receive_start(channel, parent)
         core = create_core(start.config)
-        gc.collect()
-        gc.freeze()  # for a small model, looking at what the start has made took a tenth of a step
         channel.send(EngineReady(core.info))
         _loop(channel, core, parent)
     except ConnectionClosed:

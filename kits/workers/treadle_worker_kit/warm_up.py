@@ -62,10 +62,16 @@ def warm_up_steps(limits: SchedulerConfig, info: EngineInfo) -> Iterator[Schedul
 
 
 def run_step(runner: ModelRunner, step: SchedulerOutput) -> None:
-    """Run a step whose output nobody reads."""
-    runner.execute_model(step)
-    runner.get_output()
-    runner.free_slots(step.slots)
+    """Run a step whose output nobody reads. If it fails, nothing of it is left."""
+    try:
+        runner.execute_model(step)
+    except BaseException:
+        runner.discard()
+        raise
+    else:
+        runner.get_output()
+    finally:
+        runner.free_slots(step.slots)
 
 
 def _step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,25 @@ def test_no_hook_is_called_in_a_step(engine: Any, checkpoint: Any) -> None:
     with hook_calls(driven.core.plugins) as fired:
         driven.core.plugins.create(SCHEDULING_POLICIES, "fcfs")
     assert fired  # the monitor works
+
+
+@pytest.mark.parametrize("count", [0, 7])
+def test_collections_leave_out_what_the_start_has_made_until_the_end(
+    engine: Any, checkpoint: Any, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless somebody has frozen objects before, who then decides."""
+    calls: list[str] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: count)
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(gc, name, lambda name=name: calls.append(name))
+    driven = engine(checkpoint())
+    expected = [] if count else ["freeze"]
+    assert calls[-1:] == expected
+    calls.clear()
+    driven.core.close()
+    assert calls == ([] if count else ["unfreeze"])
+    driven.core.close()
+    assert len(calls) <= 1
 
 
 def test_stop_ids_and_min_tokens(engine: Any, checkpoint: Any) -> None:
