@@ -1,8 +1,8 @@
-"""Kernels that are compiled in threads, all at once, before anybody waits for one of them.
+"""Kernels that are compiled all at once, before anybody waits for one of them.
 
-Triton compiles a kernel when it is first launched, one after the other. Most of that is done by LLVM and
-ptxas, which hold no lock of Python's. So what a start is going to launch is launched in vain first: each
-new kernel goes to a thread, and nothing runs on the device.
+Triton compiles a kernel when it is first launched, one after the other. So what a start is going to launch
+is launched in vain first: each new kernel goes to a thread, and nothing runs on the device. The thread reads
+the kernel from disk; one that is not there is compiled by a process first (``CompileProcesses``).
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
+from treadle_triton_kit.compile_processes import CompileProcesses
 from treadle_triton_kit.support import is_triton_installed
 
 __all__ = ("CompileAhead", "is_collecting")
 
 log = logging.getLogger(__name__)
 
-MAX_THREADS = 10
+MAX_THREADS = 16
 
 
 class CompileAhead:
@@ -30,14 +31,18 @@ class CompileAhead:
 
     def __init__(self) -> None:
         self.compiled = 0
-        """How many kernels were compiled in threads; those that were read from disk do not count."""
+        """How many kernels were compiled; those that were read from disk do not count."""
         self._collector: int | None = None  # the thread that launches in vain
         self._undo: list[Callable[[], None]] = []
         self._pool: ThreadPoolExecutor | None = None
+        self._processes: CompileProcesses | None = None
         self._submitted: list[Future[None]] = []
 
     def open(self) -> None:
-        """Take the place of Triton's compiler. Without Triton, nothing happens."""
+        """Take the place of Triton's compiler. Without Triton, nothing happens.
+
+        It forks, and so is best called before there is a context of a device.
+        """
         if not is_triton_installed():
             return
         from triton import knobs
@@ -49,6 +54,7 @@ class CompileAhead:
         if compile_now is None:
             log.debug("this release of Triton compiles kernels one after the other")
             return
+        self._processes = _processes()
         threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
         self._pool = pool = ThreadPoolExecutor(threads, "treadle-compile")
         # A hash of Triton's files, a part of every kernel's name on disk, which each thread would compute.
@@ -56,19 +62,22 @@ class CompileAhead:
         listener = knobs.compilation.listener
 
         def do_compile(
-            function: Any, key: Any, signature: Any, device: Any, *args: Any, **options: Any
+            function: Any, key: Any, signature: Any, device: Any, *args: Any, **kwargs: Any
         ) -> Any:
             if self._pool is None or not self.is_collecting:
-                return compile_now(function, key, signature, device, *args, **options)
+                return compile_now(function, key, signature, device, *args, **kwargs)
             kernels = function.device_caches[device][0]
             future: Future[Any] = Future()
             pending = kernels[key] = PendingKernel(self, future)
 
             def compile_and_load() -> None:
                 try:
-                    hashed.result()
+                    triton_key = hashed.result()
                     driver.active.set_current_device(device)
-                    kernel = compile_now(function, key, signature, device, *args, **options)
+                    job = (function, key, signature, device, *args)
+                    if self._processes is not None and self._processes.compile(triton_key, *job):
+                        self.compiled += 1
+                    kernel = compile_now(*job, **kwargs)
                     kernels[key] = pending
                     _ = kernel.run  # gcc compiles what launches it, and the device loads it
                     kernels[key] = kernel
@@ -112,6 +121,8 @@ class CompileAhead:
             self._undo.pop()()
         if self._pool is not None:
             self._pool.shutdown()
+        if self._processes is not None:
+            self._processes.close()
 
     @property
     def is_collecting(self) -> bool:
@@ -163,6 +174,14 @@ class PendingKernel:
         if not self._ahead.is_collecting:
             return getattr(self._future.result(), name)
         return _launch_nothing if name in ("run", "launch_metadata") else None
+
+
+def _processes() -> CompileProcesses | None:
+    try:
+        return CompileProcesses()
+    except (OSError, AttributeError) as error:  # no memory, or another system than Linux
+        log.debug("kernels are compiled in threads", exc_info=error)
+        return None
 
 
 def _launch_nothing(*args: object) -> None:

@@ -67,8 +67,8 @@ def load_model(
     with stages.stage("configuration"):
         device = pick_device(config.device.device, tp_group.rank)
         if device.type == "cuda":
-            torch.cuda.set_device(device)
             stages.compiler.open()
+            torch.cuda.set_device(device)
         elif config.device.cpu_threads is not None:
             torch.set_num_threads(config.device.cpu_threads)
         _, hf_config = read_config(files, plugins, options.hf_overrides)
