@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from treadle.api.communicators import Communicator
 from treadle.api.devices import device_info
 from treadle.config import EngineConfig
@@ -12,6 +14,7 @@ from treadle_worker_kit.capture import capture_graphs
 from treadle_worker_kit.compilations import Compilations
 from treadle_worker_kit.decode_steps import DecodeSteps
 from treadle_worker_kit.download import DownloadProgress
+from treadle_worker_kit.garbage import without_collections
 from treadle_worker_kit.load import load_model
 from treadle_worker_kit.memory import explain_out_of_memory
 from treadle_worker_kit.report import memory_lines, stage_line
@@ -34,10 +37,8 @@ def start_runner(
     """
     tp_group = tp_group or SingleRankCommunicator()
     stages = StartStages(tp_group, announce and DownloadProgress(announce).enter)
-    try:
+    with without_collections(), closing(stages.compiler):
         return _start_runner(config, plugins, tp_group, stages)
-    finally:
-        stages.compiler.close()
 
 
 def _start_runner(

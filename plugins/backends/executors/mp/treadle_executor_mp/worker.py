@@ -10,6 +10,7 @@ import signal
 from multiprocessing.connection import Connection
 
 from treadle.processes.lifeline import end_with_parent
+from treadle_worker_kit.garbage import without_collections
 from treadle_worker_kit.messages import (
     Collected,
     Failed,
@@ -66,9 +67,10 @@ def _serve(pipe: Connection) -> None:
         pipe.send_bytes(encode(message))
 
     reply(Progress("imports"))
-    from torch.distributed import FileStore  # type: ignore[attr-defined]
+    with without_collections():
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-    from treadle_worker_kit.worker import Worker
+        from treadle_worker_kit.worker import Worker
 
     start = decode_command(pipe.recv_bytes())
     if not isinstance(start, StartWorker):

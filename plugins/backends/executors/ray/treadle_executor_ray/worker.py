@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from treadle.config import set_library_environment
+from treadle_worker_kit.garbage import without_collections
 from treadle_worker_kit.messages import (
     Collected,
     Progress,
@@ -96,7 +97,8 @@ class WorkerActor:
         self._progress = (self._progress[0] + 1, progress)
 
     def _start(self, start: StartWorker) -> bytes:
-        from treadle_worker_kit.worker import Worker
+        with without_collections():
+            from treadle_worker_kit.worker import Worker
 
         self._worker = Worker(start, self._store(start), self._report)
         return encode(Started(self._worker.info))
