@@ -15,6 +15,7 @@ from treadle.errors import TreadleError
 from treadle.runner.model_runner import LoadedModel, ModelRunner
 from treadle_worker_kit.memory import MemoryUsage
 from treadle_worker_kit.prompt_graphs import PromptGraphs
+from treadle_worker_kit.repeated_layers import repeated_layers
 from treadle_worker_kit.sampler_kernels import sampling_in_vain
 from treadle_worker_kit.stages import StartStages
 from treadle_worker_kit.step_graphs import StepGraphs
@@ -73,11 +74,13 @@ def _capture_steps(
     while most > limits.max_num_seqs and not _never_waits(graphs.warm_up, most, stages):
         most //= 2
     sizes, most_decodes = _step_sizes(limits, most)
-    _warm_up(graphs.warm_up, 3, stages)  # linear layers have kernels for one to four rows
+    # Linear layers have kernels for one to four rows.
+    _warm_up(graphs.warm_up, 3, stages, whole=False)
     for rows in tqdm(sizes, desc="Capturing CUDA graphs", unit="size", leave=False):
         stages.step(f"{rows} rows")
         with_sampling = rows <= most_decodes
-        _warm_up(partial(graphs.warm_up, with_sampling=with_sampling), rows, stages)
+        warm_up = partial(graphs.warm_up, with_sampling=with_sampling)
+        _warm_up(warm_up, rows, stages, whole=rows == sizes[0])
         graphs.capture(rows, with_sampling=with_sampling)
     runner.info = replace(runner.info, max_graph_tokens=sizes[0])
 
@@ -99,9 +102,10 @@ def _capture_pieces(
             graphs.warm_up(tokens)
     for tokens in sizes[::-1]:
         stages.step(f"{tokens} tokens")
-        if tokens == sizes[-1] and not _never_waits(graphs.warm_up, tokens, stages):
+        if tokens != sizes[-1]:
+            _warm_up(graphs.warm_up, tokens, stages, whole=False)
+        elif not _never_waits(graphs.warm_up, tokens, stages):
             return False
-        _warm_up(graphs.warm_up, tokens, stages)
         if not graphs.capture(tokens):
             return False
     if sizes:
@@ -111,12 +115,16 @@ def _capture_pieces(
     return True
 
 
-def _warm_up(warm_up: Callable[[int], None], size: int, stages: StartStages) -> None:
-    # First each rank alone, so that no kernel waits on a device for a rank that is still compiling.
-    with stages.dry_run() as compiles:
-        if compiles:
-            warm_up(size)
-    warm_up(size)
+def _warm_up(
+    warm_up: Callable[[int], None], size: int, stages: StartStages, *, whole: bool = True
+) -> None:
+    """Run a step of a size, or unless ``whole``, one of each kind of its layers: launching all takes time."""
+    with repeated_layers(None if whole else stages.model):
+        # First each rank alone, so that no kernel waits on a device for a rank that is still compiling.
+        with stages.dry_run() as compiles:
+            if compiles:
+                warm_up(size)
+        warm_up(size)
     stages.meet()
 
 

@@ -47,7 +47,8 @@ class Pieces:
 
     def _begin(self) -> None:
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        # Relaxed: a kernel that no step before has run may be loaded while it is captured.
+        graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
         self.graphs.append(graph)
 
 
