@@ -3,7 +3,9 @@
  * A step is one job that every thread runs from beginning to end, with barriers between operations:
  * a barrier costs a fraction of a microsecond where every thread has a core. A thread that waits spins
  * for some 50 us, longer than any wait within a step on a quiet machine, and then sleeps on a futex,
- * so that it takes no core from others on a busy one.
+ * so that it takes no core from others on a busy one. For the next step it spins longer where the last one came
+ * that soon, because to wake up takes as long as some layers of a small model. If the system took its core away
+ * for another thread, the machine is busy, and it does not spin longer for some steps.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -15,11 +17,14 @@
 
 #if defined(__linux__)
 #include <linux/futex.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
 #define SPIN_NANOSECONDS 50000
+#define LONG_SPIN_NANOSECONDS 500000 /* a host that has nothing else to do needs less between two steps */
+#define BUSY_JOBS 4
 #define PAUSES 32
 
 struct tn_pool {
@@ -71,22 +76,32 @@ static void wake(tn_pool *pool, atomic_int *word) {
 #endif
 }
 
-/* Return once *word is not value. */
-static void wait_while(tn_pool *pool, atomic_int *word, int value) {
-    int64_t begin = 0;
+/* Return once *word is not value, after spinning for so long at most. What comes back is how long that took. */
+static int64_t wait_while(tn_pool *pool, atomic_int *word, int value, int64_t spin) {
+    int64_t begin = 0, time = 0;
     for (;;) {
         for (int i = 0; i < PAUSES; i++) {
-            if (atomic_load_explicit(word, memory_order_acquire) != value) return;
+            if (atomic_load_explicit(word, memory_order_acquire) != value) return time - begin;
             relax();
         }
-        const int64_t time = now();
+        time = now();
         if (begin == 0) begin = time;
-        if (time - begin > SPIN_NANOSECONDS) break;
+        if (time - begin > spin) break;
     }
     /* Counted before the kernel compares the word: whoever changes it afterwards sees the sleeper. */
     atomic_fetch_add(&pool->sleepers, 1);
     while (atomic_load(word) == value) sleep_on(word, value);
     atomic_fetch_sub(&pool->sleepers, 1);
+    return now() - begin;
+}
+
+/* How often the system took the core of this thread for another one. */
+static int64_t losses(void) {
+#if defined(__linux__)
+    struct rusage usage;
+    if (getrusage(RUSAGE_THREAD, &usage) == 0) return usage.ru_nivcsw;
+#endif
+    return 0;
 }
 
 void tn_barrier(tn_pool *pool) {
@@ -96,7 +111,7 @@ void tn_barrier(tn_pool *pool) {
     }
     const int phase = atomic_load_explicit(&pool->phase, memory_order_relaxed);
     if (atomic_fetch_add(&pool->arrived, 1) + 1 < pool->threads) {
-        wait_while(pool, &pool->phase, phase);
+        wait_while(pool, &pool->phase, phase, SPIN_NANOSECONDS);
         return;
     }
     atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
@@ -131,12 +146,17 @@ static void *work(void *argument) {
     tn_pool *pool = worker.pool;
     free(argument);
     if (pool->pin) bind_to_core(worker.number);
-    for (int done = 0;;) {
-        wait_while(pool, &pool->job_number, done);
+    int64_t spin = SPIN_NANOSECONDS, lost = 0;
+    for (int done = 0, busy = 0;;) {
+        const int64_t waited = wait_while(pool, &pool->job_number, done, spin);
         done = atomic_load(&pool->job_number);
         if (done < 0) return NULL;
         pool->job(pool->context, worker.number);
         tn_barrier(pool);
+        const int64_t before = lost;
+        lost = losses();
+        busy = lost > before ? BUSY_JOBS : busy - (busy > 0);
+        spin = busy == 0 && waited < LONG_SPIN_NANOSECONDS ? LONG_SPIN_NANOSECONDS : SPIN_NANOSECONDS;
     }
 }
 
