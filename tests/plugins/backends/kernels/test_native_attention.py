@@ -155,11 +155,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "pages of 16": {},
     "pages of 1, one kv head": {"page": 1, "kv_heads": 1},
     "pages of 7, window": {"page": 7, "window": 40},
-    "pages of 64, norms": {"page": 64, "d": 64, "norms": True},
+    "pages of 64, norms": {"page": 64, "d": 64, "norms": True, "threads": 1},
+    "pages of 7, five kv heads for two threads": {"page": 7, "heads": 10, "kv_heads": 5},
+    "more kv heads than are taken together": {"heads": 64, "kv_heads": 32, "threads": 1},
     "pages of 32, a window of one": {"page": 32, "window": 1, "heads": 6},
     "long window, heads of 96": {"page": 16, "window": 100, "d": 96},
     "48 heads of one, heads of 128": {"heads": 48, "kv_heads": 1, "d": 128},
-    "a kv head for each, heads of 256": {"heads": 2, "d": 256, "norms": True},
+    "a kv head for each, heads of 256": {"heads": 2, "d": 256, "norms": True, "threads": 1},
 }
 
 

@@ -12,8 +12,9 @@
 typedef struct {
     const tn_layer *layer;
     const int32_t *pages; /* of the sequence */
-    int64_t kv_head, group, page_size;
-    int64_t queries;  /* tokens · group, token by token */
+    int64_t kv_head, heads; /* KV heads [kv_head, kv_head + heads) */
+    int64_t group, page_size;
+    int64_t tokens;   /* one where there are several heads */
     int64_t position; /* of the first token */
     int64_t first;    /* no key before it is read: a window's earlier pages may be others' by now */
 } unit;
@@ -47,13 +48,15 @@ void tn_rope_token(tn_engine *engine, const tn_layer *layer, const tn_step *step
     }
 }
 
-/* Ask for the rows of one KV head ahead of their use: they lie too far apart for the machine to guess. */
+static int64_t queries_of(const unit *u) { return u->heads * u->tokens * u->group; }
+
+/* Ask for the rows of a unit ahead of their use: those of one KV head lie too far apart for the machine to guess. */
 static void fetch(const tn_engine *engine, const unit *u, const void *cache, int64_t begin, int64_t end) {
     const tn_model *model = &engine->model;
-    const int64_t element = model->cache_format == TN_F32 ? 4 : 2, row = model->head_size * element;
+    const int64_t element = model->cache_format == TN_F32 ? 4 : 2, head = model->head_size * element, row = u->heads * head;
     for (int64_t key = begin; key < end; key++) {
         const int64_t token = (int64_t)u->pages[key / u->page_size] * u->page_size + key % u->page_size;
-        const char *at = (const char *)cache + (token * model->kv_heads + u->kv_head) * row;
+        const char *at = (const char *)cache + (token * model->kv_heads + u->kv_head) * head;
         for (int64_t i = 0; i < row; i += 64) __builtin_prefetch(at + i);
     }
 }
@@ -61,17 +64,21 @@ static void fetch(const tn_engine *engine, const unit *u, const void *cache, int
 /* Scores of keys [begin, end), which lie in one block, into scratch->scores from column begin - base. */
 static void score(const tn_engine *engine, const tn_thread *scratch, const unit *u, int64_t begin, int64_t end, int64_t base) {
     const tn_model *model = &engine->model;
-    const int64_t d = model->head_size, stride = model->kv_heads * d;
+    const tn_kernels *kernels = &engine->kernels;
+    const int64_t d = model->head_size, stride = model->kv_heads * d, queries = u->tokens * u->group;
     for (int64_t key = begin; key < end;) {
         const int64_t within = key % u->page_size, left = u->page_size - within, count = end - key < left ? end - key : left;
-        const int64_t at = ((int64_t)u->pages[key / u->page_size] * u->page_size + within) * stride + u->kv_head * d;
-        float *to = scratch->scores + (key - base);
-        if (model->cache_format == TN_F32)
-            engine->kernels.dot_f32(scratch->queries, d, u->queries, (const float *)u->layer->keys + at, stride, count, d, to, TN_KEY_BLOCK);
-        else if (engine->kernels.dot_bf16 != NULL)
-            engine->kernels.dot_bf16(scratch->queries_bf16, d, u->queries, (const bf16 *)u->layer->keys + at, stride, count, d, to, TN_KEY_BLOCK);
-        else
-            engine->kernels.dot_f32_bf16(scratch->queries, d, u->queries, (const bf16 *)u->layer->keys + at, stride, count, d, to, TN_KEY_BLOCK);
+        const int64_t token = (int64_t)u->pages[key / u->page_size] * u->page_size + within;
+        for (int64_t head = 0; head < u->heads; head++) {
+            const int64_t at = token * stride + (u->kv_head + head) * d, first = head * queries;
+            float *to = scratch->scores + first * TN_KEY_BLOCK + (key - base);
+            if (model->cache_format == TN_F32)
+                kernels->dot_f32(scratch->queries + first * d, d, queries, (const float *)u->layer->keys + at, stride, count, d, to, TN_KEY_BLOCK);
+            else if (kernels->dot_bf16 != NULL)
+                kernels->dot_bf16(scratch->queries_bf16 + first * d, d, queries, (const bf16 *)u->layer->keys + at, stride, count, d, to, TN_KEY_BLOCK);
+            else
+                kernels->dot_f32_bf16(scratch->queries + first * d, d, queries, (const bf16 *)u->layer->keys + at, stride, count, d, to, TN_KEY_BLOCK);
+        }
         key += count;
     }
 }
@@ -79,15 +86,18 @@ static void score(const tn_engine *engine, const tn_thread *scratch, const unit 
 /* Add the values of keys [begin, end), after multiplying what was added before by keep. */
 static void mix(const tn_engine *engine, const tn_thread *scratch, const unit *u, int64_t begin, int64_t end, int64_t base, const float *keep, const float *ones) {
     const tn_model *model = &engine->model;
-    const int64_t d = model->head_size, stride = model->kv_heads * d;
+    const int64_t d = model->head_size, stride = model->kv_heads * d, queries = u->tokens * u->group;
     for (int64_t key = begin; key < end; keep = ones) {
         const int64_t within = key % u->page_size, left = u->page_size - within, count = end - key < left ? end - key : left;
-        const int64_t at = ((int64_t)u->pages[key / u->page_size] * u->page_size + within) * stride + u->kv_head * d;
-        const float *weights = scratch->scores + (key - base);
-        if (model->cache_format == TN_F32)
-            engine->kernels.mix_f32(weights, TN_KEY_BLOCK, keep, u->queries, (const float *)u->layer->values + at, stride, count, d, scratch->output);
-        else
-            engine->kernels.mix_bf16(weights, TN_KEY_BLOCK, keep, u->queries, (const bf16 *)u->layer->values + at, stride, count, d, scratch->output);
+        const int64_t token = (int64_t)u->pages[key / u->page_size] * u->page_size + within;
+        for (int64_t head = 0; head < u->heads; head++) {
+            const int64_t at = token * stride + (u->kv_head + head) * d, first = head * queries;
+            const float *weights = scratch->scores + first * TN_KEY_BLOCK + (key - base);
+            if (model->cache_format == TN_F32)
+                engine->kernels.mix_f32(weights, TN_KEY_BLOCK, keep + first, queries, (const float *)u->layer->values + at, stride, count, d, scratch->output + first * d);
+            else
+                engine->kernels.mix_bf16(weights, TN_KEY_BLOCK, keep + first, queries, (const bf16 *)u->layer->values + at, stride, count, d, scratch->output + first * d);
+        }
         key += count;
     }
 }
@@ -111,15 +121,15 @@ static float soften(const tn_engine *engine, float *scores, int64_t begin, int64
 
 static void attend(tn_engine *engine, tn_thread *scratch, const unit *u) {
     float largest[TN_QUERIES], total[TN_QUERIES], keep[TN_QUERIES], ones[TN_QUERIES];
-    const int64_t d = engine->model.head_size, last = u->position + u->queries / u->group;
-    for (int64_t i = 0; i < u->queries; i++) largest[i] = -INFINITY, total[i] = 0.0f, ones[i] = 1.0f;
-    memset(scratch->output, 0, (size_t)(u->queries * d) * sizeof(float));
+    const int64_t d = engine->model.head_size, last = u->position + u->tokens, queries = queries_of(u);
+    for (int64_t i = 0; i < queries; i++) largest[i] = -INFINITY, total[i] = 0.0f, ones[i] = 1.0f;
+    memset(scratch->output, 0, (size_t)(queries * d) * sizeof(float));
     for (int64_t base = u->first / TN_KEY_BLOCK * TN_KEY_BLOCK; base < last; base += TN_KEY_BLOCK) {
         const int64_t begin = base > u->first ? base : u->first, end = last < base + TN_KEY_BLOCK ? last : base + TN_KEY_BLOCK;
         fetch(engine, u, u->layer->values, begin, end);
         score(engine, scratch, u, begin, end, base);
-        for (int64_t i = 0; i < u->queries; i++) {
-            const int64_t seen = u->position + i / u->group + 1; /* keys before this one */
+        for (int64_t i = 0; i < queries; i++) {
+            const int64_t seen = u->position + i / u->group % u->tokens + 1; /* keys before this one */
             const int64_t from = u->layer->window > 0 && seen - u->layer->window > begin ? seen - u->layer->window : begin;
             const int64_t until = seen < end ? seen : end;
             keep[i] = soften(engine, scratch->scores + i * TN_KEY_BLOCK, from - base, until - base, (float)u->layer->scale, &largest[i], &total[i]);
@@ -127,50 +137,61 @@ static void attend(tn_engine *engine, tn_thread *scratch, const unit *u) {
         fetch(engine, u, u->layer->keys, end, last < end + TN_KEY_BLOCK ? last : end + TN_KEY_BLOCK);
         mix(engine, scratch, u, begin, end, base, keep, ones);
     }
-    for (int64_t i = 0; i < u->queries; i++) {
+    for (int64_t i = 0; i < queries; i++) {
         const float factor = 1.0f / total[i];
         for (int64_t j = 0; j < d; j++) scratch->output[i * d + j] *= factor;
     }
 }
 
-/* Tokens [first, first + count) of a piece, for one KV head. */
-static void run_unit(tn_engine *engine, int thread, const tn_layer *layer, const tn_step *step, const tn_piece *piece, int64_t first, int64_t count, int64_t kv_head) {
+/* Tokens [first, first + count) of a piece, for one KV head; one token for several. */
+static void run_unit(tn_engine *engine, int thread, const tn_layer *layer, const tn_step *step, const tn_piece *piece, int64_t first, int64_t count, int64_t kv_head, int64_t heads) {
     const tn_model *model = &engine->model;
     tn_thread *scratch = &engine->thread[thread];
     const int64_t d = model->head_size, group = model->heads / model->kv_heads, token = piece->first + first;
-    const int64_t width = (model->heads + 2 * model->kv_heads) * d;
+    const int64_t width = (model->heads + 2 * model->kv_heads) * d, size = heads * group * d; /* of a token */
+    const int32_t *pages = step->tables[layer->table] + (int64_t)piece->slot * step->columns;
 #if defined(__x86_64__)
     if (count > 1 && tn_attends_in_tiles(engine)) {
-        tn_tiled_attention(engine, thread, layer, step->tables[layer->table] + (int64_t)piece->slot * step->columns, kv_head, token, count, piece->start + first);
+        tn_tiled_attention(engine, thread, layer, pages, kv_head, token, count, piece->start + first);
         return;
     }
 #endif
-    unit u = {layer, step->tables[layer->table] + (int64_t)piece->slot * step->columns, kv_head, group, model->page_size, count * group, piece->start + first, 0};
+    unit u = {layer, pages, kv_head, heads, group, model->page_size, count, piece->start + first, 0};
     if (layer->window > 0 && u.position + 1 > layer->window) u.first = u.position + 1 - layer->window;
-    for (int64_t t = 0; t < count; t++)
-        memcpy(scratch->queries + t * group * d, engine->qkv + (token + t) * width + kv_head * group * d, (size_t)(group * d) * sizeof(float));
-    if (model->cache_format == TN_BF16 && engine->kernels.dot_bf16 != NULL) engine->kernels.to_bf16(scratch->queries, count * group * d, scratch->queries_bf16);
+    for (int64_t t = 0; t < count; t++) memcpy(scratch->queries + t * size, engine->qkv + (token + t) * width + kv_head * group * d, (size_t)size * sizeof(float));
+    if (model->cache_format == TN_BF16 && engine->kernels.dot_bf16 != NULL) engine->kernels.to_bf16(scratch->queries, count * size, scratch->queries_bf16);
     attend(engine, scratch, &u);
     for (int64_t t = 0; t < count; t++)
-        memcpy(engine->attended + ((token + t) * model->heads + kv_head * group) * d, scratch->output + t * group * d, (size_t)(group * d) * sizeof(float));
+        memcpy(engine->attended + ((token + t) * model->heads + kv_head * group) * d, scratch->output + t * size, (size_t)size * sizeof(float));
+}
+
+/* How many KV heads of one token are taken together: their keys lie side by side, and memory is read in its order.
+ * Not all, where threads would be left without. */
+static int64_t heads_together(const tn_engine *engine, int64_t pieces) {
+    const tn_model *model = &engine->model;
+    const int64_t most = TN_QUERIES / (model->heads / model->kv_heads), shares = engine->threads == 1 ? 1 : (4 * engine->threads + pieces - 1) / pieces;
+    const int64_t heads = (model->kv_heads + shares - 1) / shares;
+    return heads < most ? heads : most;
 }
 
 /* alone: every piece is one token, whose keys and queries this call turns itself. */
 void tn_attention_run(tn_engine *engine, int thread, const tn_layer *layer, const tn_step *step, const tn_piece *pieces, int64_t count, int alone) {
     const tn_model *model = &engine->model;
-    const int64_t group = model->heads / model->kv_heads;
-    int64_t block = TN_QUERIES / group;
+    const int64_t heads = heads_together(engine, count), shares = (model->kv_heads + heads - 1) / heads;
+    int64_t block = TN_QUERIES / (model->heads / model->kv_heads);
 #if defined(__x86_64__)
-    if (tn_attends_in_tiles(engine)) block = TN_TILED_QUERIES / group;
+    if (tn_attends_in_tiles(engine)) block = TN_TILED_QUERIES / (model->heads / model->kv_heads);
 #endif
-    int64_t units = 0;
-    for (int64_t i = 0; i < count; i++) units += (pieces[i].count + block - 1) / block;
-    int64_t piece = 0, before = 0; /* units of the pieces before this one */
-    for (int64_t number; (number = tn_next(engine->pool)) < units * model->kv_heads;) {
-        const int64_t unit_index = number / model->kv_heads, kv_head = number % model->kv_heads;
-        for (int64_t size; unit_index >= before + (size = (pieces[piece].count + block - 1) / block); piece++) before += size;
-        const int64_t first = (unit_index - before) * block, left = pieces[piece].count - first;
-        if (alone) tn_rope_token(engine, layer, step, &pieces[piece], 0, kv_head);
-        run_unit(engine, thread, layer, step, &pieces[piece], first, left < block ? left : block, kv_head);
+    int64_t before = 0, number = tn_next(engine->pool); /* before: units of earlier pieces */
+    for (const tn_piece *piece = pieces; piece < pieces + count; piece++) {
+        const int64_t units = piece->count == 1 ? shares : (piece->count + block - 1) / block * model->kv_heads;
+        for (; number < before + units; number = tn_next(engine->pool)) {
+            const int64_t within = number - before, first = piece->count == 1 ? 0 : within / model->kv_heads * block, left = piece->count - first;
+            const int64_t kv_head = piece->count == 1 ? within * heads : within % model->kv_heads;
+            const int64_t together = piece->count > 1 ? 1 : model->kv_heads - kv_head < heads ? model->kv_heads - kv_head : heads;
+            for (int64_t head = kv_head; alone && head < kv_head + together; head++) tn_rope_token(engine, layer, step, piece, 0, head);
+            run_unit(engine, thread, layer, step, piece, first, left < block ? left : block, kv_head, together);
+        }
+        before += units;
     }
 }
