@@ -24,31 +24,43 @@ AMX void tn_amx_begin(void) {
 
 AMX void tn_amx_end(void) { _tile_release(); }
 
+#define PART 256 /* words of a row that 32 rows of a panel keep in the first cache */
+
 /* Sixteen rows of the weight into a tile. The first blocks read them where they are stored, at any address
  * and far from one another, and leave them in the panel for the others. */
 #define LOAD(tile, rows, at) \
-    if (b > block) { \
+    if (b > 0) { \
         _tile_loadd(tile, panel + (at), 64); \
     } else { \
         _tile_loadd(tile, rows + i * 4, stride); \
         if (blocks > 2) _tile_stored(tile, panel + (at), 64); \
     }
 
-/* Tiles 0 to 3 are results: 32 features for two blocks of sixteen rows. */
-#define PRODUCT(multiply, words) \
-    for (int64_t b = block; b < block + blocks; b += 2) { \
-        const int two = b + 1 < block + blocks; \
-        const uint32_t *left = x_words + b * 16 * (words), *right = two ? left + 16 * (words) : left; \
-        float *to = result + (b - block) * 512; \
-        _tile_zero(0); \
-        _tile_zero(1); \
-        _tile_zero(2); \
-        _tile_zero(3); \
-        for (int64_t i = 0; i < (words); i += 16) { \
+/* Tiles 0 to 3 are results: 32 features for two blocks of sixteen rows, of words [from, to) of each row. What
+ * earlier words made is in the result already. The rows that the next panel needs are asked for by and by. */
+#define PRODUCT(multiply) \
+    for (int64_t b = 0; b < blocks; b += 2) { \
+        const int two = b + 1 < blocks; \
+        const uint32_t *left = x + b * 16 * words, *right = two ? left + 16 * words : left; \
+        float *sums = result + b * 512; \
+        const int64_t first = b * 32 / blocks, last = b + 2 < blocks ? (b + 2) * 32 / blocks : 32; \
+        if (from == 0) { \
+            _tile_zero(0); \
+            _tile_zero(1); \
+            _tile_zero(2); \
+            _tile_zero(3); \
+        } else { \
+            _tile_loadd(0, sums, 64); \
+            _tile_loadd(1, sums + 256, 64); \
+            _tile_loadd(2, sums + (two ? 512 : 0), 64); \
+            _tile_loadd(3, sums + (two ? 768 : 256), 64); \
+        } \
+        for (int64_t i = from; i < to; i += 16) { \
+            for (int64_t r = first; next != NULL && r < last; r++) __builtin_prefetch(next + r * stride + (i - from) * 4, 0, 2); \
             _tile_loadd(6, left + i * 16, 64); \
-            LOAD(4, upper, i * 32) \
+            LOAD(4, upper, (i - from) * 32) \
             multiply(0, 4, 6); \
-            LOAD(5, lower, i * 32 + 256) \
+            LOAD(5, lower, (i - from) * 32 + 256) \
             multiply(1, 5, 6); \
             if (two) { \
                 _tile_loadd(7, right + i * 16, 64); \
@@ -56,18 +68,18 @@ AMX void tn_amx_end(void) { _tile_release(); }
                 multiply(3, 5, 7); \
             } \
         } \
-        _tile_stored(0, to, 64); \
-        _tile_stored(1, to + 256, 64); \
+        _tile_stored(0, sums, 64); \
+        _tile_stored(1, sums + 256, 64); \
         if (two) { \
-            _tile_stored(2, to + 512, 64); \
-            _tile_stored(3, to + 768, 64); \
+            _tile_stored(2, sums + 512, 64); \
+            _tile_stored(3, sums + 768, 64); \
         } \
     }
 
 /* From whole numbers to floats, in place: the sums of codes, without the 128 that made them positive. */
-AMX static void scale_tiles(const tn_linear *linear, int64_t n0, const tn_operand *x, int64_t block, int64_t blocks, float *result) {
+AMX static void scale_tiles(const tn_linear *linear, int64_t n0, const tn_operand *x, int64_t blocks, float *result) {
     for (int64_t b = 0; b < blocks; b++) {
-        const __m512 rows = _mm512_loadu_ps(x->scales + (block + b) * 16);
+        const __m512 rows = _mm512_loadu_ps(x->scales + b * 16);
         for (int64_t c = 0; c < 32; c++) {
             float *at = result + (b * 32 + c) * 16;
             const __m512i sums = _mm512_sub_epi32(_mm512_loadu_si512(at), _mm512_set1_epi32(128 * ((const int32_t *)linear->sums)[n0 + c]));
@@ -77,23 +89,35 @@ AMX static void scale_tiles(const tn_linear *linear, int64_t n0, const tn_operan
     }
 }
 
-AMX void tn_amx_product(const tn_linear *linear, int64_t n0, const tn_operand *x, int64_t block, int64_t blocks, uint32_t *panel, float *result) {
+/* Words [from, to) of 32 rows of the weight, for all blocks. next: where the words of the panel behind this one begin */
+AMX static void panel_product(const tn_linear *linear, int64_t n0, const uint32_t *x, int64_t blocks, int64_t from, int64_t to, const uint8_t *next, uint32_t *panel, float *result) {
     const int64_t size = linear->format == TN_BF16 ? 2 : 1, words = linear->k * size / 4, stride = linear->k * size;
-    const uint32_t *x_words = x->data;
     const uint8_t *upper = (const uint8_t *)linear->weight + n0 * stride, *lower = upper + 16 * stride;
-    TN_STORED();
     if (linear->format == TN_BF16) {
-        PRODUCT(_tile_dpbf16ps, words)
+        PRODUCT(_tile_dpbf16ps)
     } else {
-        PRODUCT(_tile_dpbsud, words)
-        scale_tiles(linear, n0, x, block, blocks, result);
+        PRODUCT(_tile_dpbsud)
     }
-    if (linear->bias == NULL) return;
-    for (int64_t b = 0; b < blocks; b++)
-        for (int64_t c = 0; c < 32; c++) {
-            float *at = result + (b * 32 + c) * 16;
-            _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), _mm512_set1_ps(linear->bias[n0 + c])));
+}
+
+AMX void tn_amx_product(const tn_linear *linear, int64_t n0, int64_t panels, const tn_operand *x, int64_t blocks, uint32_t *panel, float *result) {
+    const int64_t words = linear->k * (linear->format == TN_BF16 ? 2 : 1) / 4, part = blocks > 2 ? PART : words;
+    TN_STORED();
+    for (int64_t from = 0; from < words; from += part)
+        for (int64_t i = 0; i < panels; i++) {
+            const int64_t row = i + 1 < panels ? n0 + 32 * (i + 1) : n0, word = i + 1 < panels ? from : from + part;
+            const uint8_t *next = word < words ? (const uint8_t *)linear->weight + (row * words + word) * 4 : NULL;
+            panel_product(linear, n0 + 32 * i, x->data, blocks, from, words - from < part ? words : from + part, next, panel, result + i * blocks * 512);
         }
+    for (int64_t i = 0; i < panels; i++) {
+        float *columns = result + i * blocks * 512;
+        if (linear->format != TN_BF16) scale_tiles(linear, n0 + 32 * i, x, blocks, columns);
+        for (int64_t b = 0; linear->bias != NULL && b < blocks; b++)
+            for (int64_t c = 0; c < 32; c++) {
+                float *at = columns + (b * 32 + c) * 16;
+                _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), _mm512_set1_ps(linear->bias[n0 + 32 * i + c])));
+            }
+    }
 }
 
 /* Sixteen registers of sixteen words, transposed: pairs, quadruples, then quarters of registers. */

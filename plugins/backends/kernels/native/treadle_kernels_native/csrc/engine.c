@@ -69,7 +69,7 @@ static void take_all(tn_engine *engine, arena *from) {
     for (int i = 0; i < engine->threads; i++) {
         tn_thread *thread = &engine->thread[i];
         thread->normed = take(from, 16 * k * real);
-        thread->columns = take(from, 64 * TN_SLAB * real);
+        thread->columns = take(from, 32 * TN_PANELS * TN_SLAB * real);
         thread->scores = take(from, TN_QUERIES * TN_KEY_BLOCK * real);
         thread->output = take(from, TN_QUERIES * d * real);
         thread->queries = take(from, TN_QUERIES * d * real);
@@ -99,7 +99,7 @@ tn_engine *tn_create(const tn_model *model, int64_t threads, int64_t isa, int64_
     if (engine->thread != NULL && engine->pool != NULL) {
         take_all(engine, &count);
         /* Pages become resident when they are first written: a slab that is never full costs less. */
-        engine->memory = aligned_alloc(4096, count.bytes);
+        engine->memory = tn_large_pages(&count.bytes);
         engine->bytes = count.bytes;
     }
     if (engine->memory == NULL) {

@@ -80,6 +80,8 @@ TN_INTERNAL int tn_pool_threads(const tn_pool *pool);
 
 /* Ask for large pages for the weights of a model. */
 TN_INTERNAL void tn_use_large_pages(const tn_model *model);
+/* Memory to be freed, on large pages where it fills them; rounds the bytes up. */
+TN_INTERNAL void *tn_large_pages(size_t *bytes);
 
 /* ------------------------------------------------------------------------------------- operands */
 
@@ -109,16 +111,17 @@ typedef struct {
 #define TN_QUERIES 48 /* queries of one KV head that attention takes together */
 #define TN_TILED_QUERIES 256 /* in tiles */
 #define TN_UNPACKED 32
+#define TN_PANELS 8 /* of 32 rows of a weight, whose results a thread has room for */
 
 typedef struct {
     float *normed;   /* [16, the largest k] */
-    float *columns;  /* results of one piece of a linear layer */
+    float *columns;  /* results of one piece of a linear layer, [32 · TN_PANELS, TN_SLAB] */
     float *scores;   /* [TN_QUERIES, TN_KEY_BLOCK] */
     float *output;   /* [TN_QUERIES, head_size] */
     float *queries;  /* [TN_QUERIES, head_size] */
     bf16 *queries_bf16;
     struct tn_tiled_attention *tiled; /* of AMX */
-    uint32_t *panel; /* of AMX: 32 rows of a weight, a tile after the other */
+    uint32_t *panel; /* of AMX: part of 32 rows of a weight, a tile after the other */
     bf16 *unpacked;  /* TN_UNPACKED rows of a weight in 4 bits */
     tn_operand few; /* of steps of few tokens, for which each thread makes its own */
 } tn_thread;
@@ -159,8 +162,8 @@ TN_INTERNAL void tn_gated_run(tn_engine *engine, int thread, const tn_linear *li
 #if defined(__x86_64__)
 TN_INTERNAL void tn_amx_begin(void);
 TN_INTERNAL void tn_amx_end(void);
-/* Columns [n0, n0 + 32) of the product for blocks of 16 rows, transposed: result[m block][n][16]. */
-TN_INTERNAL void tn_amx_product(const tn_linear *linear, int64_t n0, const tn_operand *x, int64_t block, int64_t blocks, uint32_t *panel, float *result);
+/* Columns [n0, n0 + 32 · panels) of the product for blocks of 16 rows, transposed: result[panel][m block][32][16]. */
+TN_INTERNAL void tn_amx_product(const tn_linear *linear, int64_t n0, int64_t panels, const tn_operand *x, int64_t blocks, uint32_t *panel, float *result);
 /* Attention of prompts in tiles: see attention_amx.c. */
 TN_INTERNAL int tn_attends_in_tiles(const tn_engine *engine);
 TN_INTERNAL int64_t tn_tiled_attention_bytes(const tn_model *model);

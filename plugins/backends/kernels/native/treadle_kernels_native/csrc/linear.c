@@ -9,12 +9,16 @@
 
 #define PIECE_BYTES (128 << 10)
 #define PIECE_ROWS 256 /* at most; engine.c makes room for so many results a token */
+#define MANY 64        /* rows of x from which on tiles gain by large pieces */
 #define ROW_BLOCK 48   /* rows of x whose results a piece collects at a time */
 
+static int is_tiled(const tn_operand *x) { return x->kind == TN_TILES_BF16 || x->kind == TN_TILES_UINT8; }
+
 /* Rows of weights in a piece: a multiple of 32, fewer where threads would be left without. */
-static int64_t piece_rows(const tn_engine *engine, const tn_linear *linear, int64_t n) {
+static int64_t piece_rows(const tn_engine *engine, const tn_linear *linear, const tn_operand *x, int64_t m, int64_t n) {
     const int64_t bits = linear->format == TN_F32 ? 32 : linear->format == TN_BF16 ? 16 : linear->format == TN_INT8 ? 8 : 4;
     int64_t rows = PIECE_BYTES * 8 / (linear->k * bits) / 32 * 32;
+    if (is_tiled(x) && m >= MANY) rows = PIECE_ROWS;
     const int64_t share = (n / (2 * engine->threads) + 31) / 32 * 32;
     if (rows > share) rows = share;
     if (rows > PIECE_ROWS) rows = PIECE_ROWS;
@@ -72,36 +76,34 @@ static tn_linear unpacked(const tn_engine *engine, int thread, const tn_linear *
     return (tn_linear){.weight = to, .bias = linear->bias == NULL ? NULL : linear->bias + n0, .n = width, .k = k, .format = TN_BF16};
 }
 
-static int is_tiled(const tn_operand *x) { return x->kind == TN_TILES_BF16 || x->kind == TN_TILES_UINT8; }
-
 #if defined(__x86_64__)
-#define TILE_BLOCKS (TN_SLAB / 16)
-
-/* 32 rows of the weight at a time; results come transposed, [block][32][16]. */
+/* Some times 32 rows of the weight at a time; results come transposed, [panel][block][32][16]. */
 static void tiled_piece(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, int64_t n0, int64_t width, float *y, int64_t ldy, int add) {
     float *result = engine->thread[thread].columns;
-    const int64_t blocks = (m + 15) / 16;
-    for (int64_t done = 0; done < width; done += 32) {
+    const int64_t blocks = (m + 15) / 16, most = tn_is_unpacked(linear, x) ? 1 : TN_PANELS;
+    for (int64_t done = 0, panels; done < width; done += 32 * panels) {
+        panels = (width - done) / 32 < most ? (width - done) / 32 : most;
+        if (panels == 0) panels = 1;
         /* The last tile may begin early, and only its new columns are kept. */
-        const int64_t begin = n0 + done + 32 <= linear->n ? n0 + done : linear->n - 32;
-        const int64_t skip = n0 + done - begin, keep = width - done < 32 - skip ? width - done : 32 - skip;
+        const int64_t begin = n0 + done + 32 * panels <= linear->n ? n0 + done : linear->n - 32, skip = n0 + done - begin;
         if (tn_is_unpacked(linear, x)) {
             const tn_linear part = unpacked(engine, thread, linear, begin, 32);
-            tn_amx_product(&part, 0, x, 0, blocks, engine->thread[thread].panel, result);
+            tn_amx_product(&part, 0, 1, x, blocks, engine->thread[thread].panel, result);
         } else
-            tn_amx_product(linear, begin, x, 0, blocks, engine->thread[thread].panel, result);
-        for (int64_t r = 0; r < m; r += 16) {
-            const float *tile = result + r * 32;
-            const int64_t rows = m - r < 16 ? m - r : 16;
-            float *to = y + r * ldy + begin;
-            if (rows == 16 && keep == 32) {
-                tn_transpose16(tile, 16, to, ldy, add);
-                tn_transpose16(tile + 256, 16, to + 16, ldy, add);
-                continue;
+            tn_amx_product(linear, begin, panels, x, blocks, engine->thread[thread].panel, result);
+        for (int64_t r = 0; r < m; r += 16)
+            for (int64_t i = 0; i < panels; i++) {
+                const float *tile = result + (i * blocks * 16 + r) * 32;
+                const int64_t rows = m - r < 16 ? m - r : 16, keep = width - done < 32 ? width - done : 32 - skip;
+                float *to = y + r * ldy + begin + 32 * i;
+                if (rows == 16 && keep == 32) {
+                    tn_transpose16(tile, 16, to, ldy, add);
+                    tn_transpose16(tile + 256, 16, to + 16, ldy, add);
+                    continue;
+                }
+                for (int64_t c = skip; c < skip + keep; c++)
+                    for (int64_t j = 0; j < rows; j++) to[j * ldy + c] = tile[c * 16 + j] + (add ? to[j * ldy + c] : 0.0f);
             }
-            for (int64_t c = skip; c < skip + keep; c++)
-                for (int64_t i = 0; i < rows; i++) to[i * ldy + c] = tile[c * 16 + i] + (add ? to[i * ldy + c] : 0.0f);
-        }
     }
 }
 #endif
@@ -123,7 +125,7 @@ static void rows_piece(tn_engine *engine, int thread, const tn_linear *linear, c
 }
 
 void tn_linear_run(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, float *y, int64_t ldy, int add) {
-    const int64_t rows = piece_rows(engine, linear, linear->n), pieces = (linear->n + rows - 1) / rows;
+    const int64_t rows = piece_rows(engine, linear, x, m, linear->n), pieces = (linear->n + rows - 1) / rows;
     for (int64_t piece; (piece = tn_next(engine->pool)) < pieces;) {
         const int64_t n0 = piece * rows, width = linear->n - n0 < rows ? linear->n - n0 : rows;
 #if defined(__x86_64__)
@@ -148,16 +150,19 @@ void tn_linear_run(tn_engine *engine, int thread, const tn_linear *linear, const
 /* Gate and up come transposed, and so does what down reads: pairs of features side by side for a row. */
 static void tiled_gate(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, int64_t n0, int64_t width, tn_operand *y) {
     const int64_t size = linear->n / 2, blocks = (m + 15) / 16;
-    float *gate = engine->thread[thread].columns, *up = gate + blocks * 512;
-    for (int64_t done = 0; done < width; done += 32) {
-        const int64_t begin = n0 + done;
-        tn_amx_product(linear, begin, x, 0, blocks, engine->thread[thread].panel, gate);
-        tn_amx_product(linear, size + begin, x, 0, blocks, engine->thread[thread].panel, up);
-        engine->kernels.silu_mul(gate, up, blocks * 512, gate);
+    float *gate = engine->thread[thread].columns, *up = gate + TN_PANELS / 2 * blocks * 512;
+    for (int64_t done = 0; done < width; done += 32 * (TN_PANELS / 2)) {
+        const int64_t begin = n0 + done, panels = width - done < 32 * (TN_PANELS / 2) ? (width - done) / 32 : TN_PANELS / 2;
+        tn_amx_product(linear, begin, panels, x, blocks, engine->thread[thread].panel, gate);
+        tn_amx_product(linear, size + begin, panels, x, blocks, engine->thread[thread].panel, up);
+        engine->kernels.silu_mul(gate, up, panels * blocks * 512, gate);
         for (int64_t block = 0; block < blocks; block++) {
-            const float *tile = gate + block * 512;
             bf16 *to = (bf16 *)y->data + block * 16 * y->k + begin * 16;
-            for (int64_t c = 0; c < 32; c += 2) tn_interleave_bf16(tile + c * 16, tile + (c + 1) * 16, to + c * 16);
+            for (int64_t i = 0; i < panels; i++, to += 512)
+                for (int64_t c = 0; c < 32; c += 2) {
+                    const float *tile = gate + (i * blocks + block) * 512 + c * 16;
+                    tn_interleave_bf16(tile, tile + 16, to + c * 16);
+                }
         }
     }
 }
@@ -165,7 +170,7 @@ static void tiled_gate(tn_engine *engine, int thread, const tn_linear *linear, c
 
 void tn_gated_run(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, tn_operand *y) {
     const int64_t size = linear->n / 2;
-    const int64_t rows = (piece_rows(engine, linear, size) + 1) / 2 / 32 * 32 < 32 ? 32 : piece_rows(engine, linear, size) / 64 * 32;
+    const int64_t rows = (piece_rows(engine, linear, x, m, size) + 1) / 2 / 32 * 32 < 32 ? 32 : piece_rows(engine, linear, x, m, size) / 64 * 32;
     const int64_t pieces = (size + rows - 1) / rows;
     float *gate = engine->thread[thread].columns, *up = gate + ROW_BLOCK * PIECE_ROWS;
     for (int64_t piece; (piece = tn_next(engine->pool)) < pieces;) {

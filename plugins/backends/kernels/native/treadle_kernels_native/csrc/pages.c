@@ -1,4 +1,4 @@
-/* Weights on large pages.
+/* Weights and scratch memory on large pages.
  *
  * A step reads every weight once, and where pages are small the machine spends as long on finding them as on
  * reading them, above all a virtual one. The system is therefore asked for pages of 2 MiB. Copies in memory are
@@ -10,6 +10,8 @@
 
 #include "internal.h"
 
+#define LARGE_PAGE ((uintptr_t)2 << 20)
+
 #if defined(__linux__)
 #include <sys/mman.h>
 
@@ -19,8 +21,6 @@
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25 /* Linux 6.1 */
 #endif
-#define LARGE_PAGE ((uintptr_t)2 << 20)
-
 typedef struct {
     uintptr_t first, last;
 } range;
@@ -65,3 +65,13 @@ void tn_use_large_pages(const tn_model *model) {
 #else
 void tn_use_large_pages(const tn_model *model) { (void)model; }
 #endif
+
+void *tn_large_pages(size_t *bytes) {
+    const size_t page = *bytes < LARGE_PAGE ? 4096 : LARGE_PAGE;
+    *bytes = (*bytes + page - 1) / page * page;
+    void *memory = aligned_alloc(page, *bytes);
+#if defined(__linux__)
+    if (memory != NULL && page == LARGE_PAGE) madvise(memory, *bytes, MADV_HUGEPAGE);
+#endif
+    return memory;
+}
