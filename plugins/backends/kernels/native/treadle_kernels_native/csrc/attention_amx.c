@@ -20,9 +20,8 @@
 
 struct tn_tiled_attention {
     float largest[TN_TILED_QUERIES], total[TN_TILED_QUERIES];
-    float scores[KEYS * 16];     /* [key][query] */
-    uint32_t weights[KEYS / 2 * 16]; /* [pair of keys][query] */
-    float row[16];
+    float scores[2][KEYS * 16];         /* [tile][key][query] */
+    uint32_t weights[2][KEYS / 2 * 16]; /* [tile][pair of keys][query] */
     char rest[]; /* queries, values, output */
 };
 
@@ -76,76 +75,128 @@ TARGET static void turn_values(const tn_model *model, const parts *p, const bf16
     }
 }
 
-/* Scores [key][16 queries] of the keys of a block, sixteen at a time. */
-TARGET static void score(const tn_model *model, struct tn_tiled_attention *scratch, const uint32_t *queries, const bf16 *keys, const int32_t *pages, int64_t kv_head, int64_t base, int64_t from, int64_t end) {
+/* Scores of the keys of a block for one tile of queries or two, which lie one behind the other. */
+TARGET static void score(const tn_model *model, struct tn_tiled_attention *scratch, const uint32_t *queries, int both, const bf16 *keys, const int32_t *pages, int64_t kv_head, int64_t base, int64_t from, int64_t end) {
     const int64_t d = model->head_size, stride = model->kv_heads * d, size = model->page_size;
+    const uint32_t *others = queries + d / 2 * 16;
     TN_STORED();
     for (int64_t key = from; key < end; key += 32) {
         const int two = key + 16 < end;
         const bf16 *upper = keys + ((int64_t)pages[key / size] * size + key % size) * stride + kv_head * d;
         const bf16 *lower = two ? keys + ((int64_t)pages[(key + 16) / size] * size + (key + 16) % size) * stride + kv_head * d : upper;
+        float *first = scratch->scores[0] + (key - base) * 16, *second = scratch->scores[1] + (key - base) * 16;
         _tile_zero(0);
         _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
         for (int64_t i = 0; i < d; i += 32) {
             _tile_loadd(6, queries + i / 2 * 16, 64);
             _tile_loadd(4, upper + i, stride * 2);
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(5, lower + i, stride * 2);
             _tile_dpbf16ps(1, 5, 6);
+            if (both) {
+                _tile_loadd(7, others + i / 2 * 16, 64);
+                _tile_dpbf16ps(2, 4, 7);
+                _tile_dpbf16ps(3, 5, 7);
+            }
         }
-        _tile_stored(0, scratch->scores + (key - base) * 16, 64);
-        if (two) _tile_stored(1, scratch->scores + (key - base + 16) * 16, 64);
+        _tile_stored(0, first, 64);
+        if (two) _tile_stored(1, first + 256, 64);
+        if (both) _tile_stored(2, second, 64);
+        if (both && two) _tile_stored(3, second + 256, 64);
     }
 }
 
-/* Scores to weights; returns by how much what came before shrinks, a query a lane. Keys from - base and on
- * have scores; query q sees keys [after[q], upto[q]). */
-TARGET static v16 soften(struct tn_tiled_attention *scratch, float scale, int64_t from, int64_t end, int64_t base, i16 after, i16 upto, float *largest, float *total) {
-    v16 before = load_f32_tiles(largest), most = before;
-    const v16 none = (v16){} - __builtin_inff();
-    for (int64_t key = from; key < end; key++) {
-        float *at = scratch->scores + (key - base) * 16;
-        const i16 number = (i16){} + (int32_t)key, seen = (number >= after) & (number < upto);
-        const v16 value = load_f32_tiles(at) * scale, masked = (v16)(((i16)value & seen) | ((i16)none & ~seen));
-        store_tiles(at, masked);
-        most = max_tiles(masked, most);
+/* exp(x · factor - shift), which is no more than one; 0 below exp(-87), NaN of NaN */
+TARGET static inline v16 weight_of(v16 x, v16 factor, v16 shift) {
+    const v16 y = x * factor - shift, whole = (v16)_mm512_roundscale_ps((__m512)(y * 1.44269504088896341f), 0);
+    const v16 rest = (y - whole * 0.693359375f) - whole * -2.12194440e-4f;
+    v16 z = (v16){} + 1.9875691500e-4f;
+    z = z * rest + 1.3981999507e-3f;
+    z = z * rest + 8.3334519073e-3f;
+    z = z * rest + 4.1665795894e-2f;
+    z = z * rest + 1.6666665459e-1f;
+    z = z * rest + 5.0000001201e-1f;
+    z = z * (rest * rest) + rest + 1.0f;
+    const __mmask16 large = _mm512_cmp_ps_mask((__m512)y, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+    return (v16)_mm512_maskz_scalef_ps(large, (__m512)z, (__m512)whole);
+}
+
+/* Sixteen queries and the keys that each of them sees: those from after on and before upto. */
+typedef struct {
+    int32_t after[16], upto[16];
+    float *largest, *total;
+} lanes;
+
+/* Scores to weights; returns by how much what came before shrinks, a query a lane. Keys from - base and on have
+ * scores. */
+TARGET static v16 soften(float *scores, uint32_t *weights, float scale, int64_t from, int64_t end, int64_t base, const lanes *q) {
+    const v16 before = load_f32_tiles(q->largest), none = (v16){} - __builtin_inff();
+    v16 most = before, factor = (v16){} + scale;
+    if (q->after[15] <= from && q->upto[0] >= end) {
+        for (int64_t key = from; key < end; key++) most = (v16)_mm512_max_ps((__m512)(load_f32_tiles(scores + (key - base) * 16) * scale), (__m512)most);
+    } else {
+        i16 after, upto;
+        memcpy(&after, q->after, sizeof after);
+        memcpy(&upto, q->upto, sizeof upto);
+        for (int64_t key = from; key < end; key++) {
+            float *at = scores + (key - base) * 16;
+            const i16 number = (i16){} + (int32_t)key, seen = (number >= after) & (number < upto);
+            const v16 masked = (v16)(((i16)(load_f32_tiles(at) * scale) & seen) | ((i16)none & ~seen));
+            store_tiles(at, masked);
+            most = max_tiles(masked, most);
+        }
+        factor = (v16){} + 1.0f;
     }
     /* A query that has seen nothing yet: its weights are zero, whatever they are compared with. */
-    const i16 empty = (i16)(most == none);
-    const v16 shift = (v16)((i16)most & ~empty);
+    const v16 shift = (v16)((i16)most & ~(i16)(most == none));
     v16 sum = {};
     for (int64_t key = from; key < end; key += 2) {
-        const float *at = scratch->scores + (key - base) * 16;
-        const v16 even = exp_tiles(load_f32_tiles(at) - shift), odd = key + 1 < end ? exp_tiles(load_f32_tiles(at + 16) - shift) : (v16){};
+        const float *at = scores + (key - base) * 16;
+        const v16 even = weight_of(load_f32_tiles(at), factor, shift), odd = key + 1 < end ? weight_of(load_f32_tiles(at + 16), factor, shift) : (v16){};
         sum += even + odd;
-        store_tiles((float *)at, even);
-        tn_interleave_bf16(at, (store_tiles(scratch->row, odd), scratch->row), (bf16 *)(scratch->weights + (key - base) / 2 * 16));
+        const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)even)), high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)odd));
+        _mm512_storeu_si512(weights + (key - base) / 2 * 16, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
     }
-    const v16 keep = (v16)((i16)exp_tiles(before - shift) & ~(i16)(before == none));
-    store_tiles(largest, most);
-    store_tiles(total, load_f32_tiles(total) * keep + sum);
+    const int64_t last = (end - base + 31) / 32 * 32; /* of the last tile */
+    for (int64_t key = (end - base + 1) / 2 * 2; key < last; key += 2) memset(weights + key / 2 * 16, 0, 64);
+    const v16 keep = weight_of(before, (v16){} + 1.0f, shift);
+    store_tiles(q->largest, most);
+    store_tiles(q->total, load_f32_tiles(q->total) * keep + sum);
     return keep;
 }
 
-/* output = output · keep + valuesᵀ · weights, for keys [from, end) of the block. */
-TARGET static void mix(struct tn_tiled_attention *scratch, const parts *p, float *output, int64_t d, int64_t from, int64_t end, int64_t base, v16 keep) {
+/* output += valuesᵀ · weights, for keys [from, end) of the block and one tile of queries or two. */
+TARGET static void mix(struct tn_tiled_attention *scratch, const parts *p, float *output, int both, int64_t d, int64_t from, int64_t end, int64_t base) {
     const int64_t first = (from - base) / 32 * 32, last = (end - base + 31) / 32 * 32;
-    for (int64_t key = last - 32; key < last; key += 2) /* the rest of the last tile */
-        if (base + key >= end) memset(scratch->weights + key / 2 * 16, 0, 64);
-    for (int64_t i = 0; i < d * 16; i += 16) store_tiles(output + i, load_f32_tiles(output + i) * keep);
+    float *others = output + d * 16;
     TN_STORED();
     for (int64_t i = 0; i < d; i += 32) {
         _tile_loadd(0, output + i * 16, 64);
         _tile_loadd(1, output + (i + 16) * 16, 64);
+        if (both) {
+            _tile_loadd(2, others + i * 16, 64);
+            _tile_loadd(3, others + (i + 16) * 16, 64);
+        }
         for (int64_t key = first; key < last; key += 32) {
-            _tile_loadd(6, scratch->weights + key / 2 * 16, 64);
+            _tile_loadd(6, scratch->weights[0] + key / 2 * 16, 64);
             _tile_loadd(4, p->values + i * (KEYS / 2) + key / 2, KEYS * 2);
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(5, p->values + (i + 16) * (KEYS / 2) + key / 2, KEYS * 2);
             _tile_dpbf16ps(1, 5, 6);
+            if (both) {
+                _tile_loadd(7, scratch->weights[1] + key / 2 * 16, 64);
+                _tile_dpbf16ps(2, 4, 7);
+                _tile_dpbf16ps(3, 5, 7);
+            }
         }
         _tile_stored(0, output + i * 16, 64);
         _tile_stored(1, output + (i + 16) * 16, 64);
+        if (both) {
+            _tile_stored(2, others + i * 16, 64);
+            _tile_stored(3, others + (i + 16) * 16, 64);
+        }
     }
 }
 
@@ -167,24 +218,27 @@ TARGET void tn_tiled_attention(tn_engine *engine, int thread, const tn_layer *la
     for (int64_t base = begin / KEYS * KEYS; base < end; base += KEYS) {
         const int64_t first = base > begin ? base : begin, last = end < base + KEYS ? end : base + KEYS;
         turn_values(model, &p, layer->values, pages, kv_head, base, first, last);
-        for (int64_t tile = 0; tile < tiles; tile++) {
-            _Alignas(64) int32_t after[16], upto[16];
-            for (int64_t q = 0; q < 16; q++) {
+        for (int64_t tile = 0; tile < tiles; tile += 2) {
+            const int both = tile + 1 < tiles;
+            lanes queries[2];
+            for (int64_t q = 0; q < 32; q++) {
+                lanes *to = &queries[q / 16];
                 const int64_t at = position + (tile * 16 + q) / group;
-                upto[q] = (int32_t)(at + 1);
-                after[q] = layer->window > 0 && at + 1 > layer->window ? (int32_t)(at + 1 - layer->window) : 0;
+                to->upto[q % 16] = (int32_t)(at + 1);
+                to->after[q % 16] = layer->window > 0 && at + 1 > layer->window ? (int32_t)(at + 1 - layer->window) : 0;
+                to->largest = scratch->largest + (tile + q / 16) * 16, to->total = scratch->total + (tile + q / 16) * 16;
             }
             /* Nothing before what the first query sees, nothing behind the last query. */
-            const int64_t from = (after[0] > first ? after[0] : first) / 32 * 32, until = upto[15] < last ? upto[15] : last;
+            const int64_t behind = queries[both].upto[15], from = (queries[0].after[0] > first ? queries[0].after[0] : first) / 32 * 32, until = behind < last ? behind : last;
             if (from >= until) continue;
             const int64_t start = from < base ? base : from;
-            i16 lower, upper;
-            memcpy(&lower, after, sizeof lower);
-            memcpy(&upper, upto, sizeof upper);
             float *output = p.output + tile * 16 * d;
-            score(model, scratch, p.queries + tile * 16 * (d / 2), layer->keys, pages, kv_head, base, start, until);
-            const v16 keep = soften(scratch, (float)layer->scale, start, until, base, lower, upper, scratch->largest + tile * 16, scratch->total + tile * 16);
-            mix(scratch, &p, output, d, start, until, base, keep);
+            score(model, scratch, p.queries + tile * 16 * (d / 2), both, layer->keys, pages, kv_head, base, start, until);
+            for (int64_t i = 0; i <= both; i++) {
+                const v16 keep = soften(scratch->scores[i], scratch->weights[i], (float)layer->scale, start, until, base, &queries[i]);
+                for (int64_t j = i * d * 16; j < (i + 1) * d * 16; j += 16) store_tiles(output + j, load_f32_tiles(output + j) * keep);
+            }
+            mix(scratch, &p, output, both, d, start, until, base);
         }
     }
     for (int64_t tile = 0; tile < tiles; tile++) {
