@@ -19,33 +19,51 @@ typedef struct {
     int64_t first;    /* no key before it is read: a window's earlier pages may be others' by now */
 } unit;
 
+/* A head of a query or a key, in place: normalised if there are weights for it, and turned. */
+static void turn(const tn_engine *engine, const tn_layer *layer, const float *norm, int64_t position, float *x) {
+    const int64_t d = engine->model.head_size, half = d / 2;
+    if (norm != NULL) engine->kernels.rms_norm(x, norm, (float)engine->model.eps, d, x);
+    engine->kernels.rotate(x, layer->cos + position * half, layer->sin + position * half, half);
+}
+
+/* Into the page of a position, for one KV head. */
+static void store(const tn_engine *engine, const int32_t *pages, int64_t position, int64_t kv_head, const float *x, void *cache) {
+    const tn_model *model = &engine->model;
+    const int64_t d = model->head_size, size = model->page_size;
+    const int64_t at = (((int64_t)pages[position / size] * size + position % size) * model->kv_heads + kv_head) * d;
+    if (model->cache_format == TN_F32)
+        memcpy((float *)cache + at, x, (size_t)d * sizeof(float));
+    else
+        engine->kernels.to_bf16(x, d, (bf16 *)cache + at);
+}
+
+static const int32_t *pages_of(const tn_layer *layer, const tn_step *step, const tn_piece *piece) { return step->tables[layer->table] + (int64_t)piece->slot * step->columns; }
+
 /* Normalise and turn the queries and the key that belong to one KV head, and store key and value. */
 void tn_rope_token(tn_engine *engine, const tn_layer *layer, const tn_step *step, const tn_piece *piece, int64_t offset, int64_t kv_head) {
     const tn_model *model = &engine->model;
-    const tn_kernels *kernels = &engine->kernels;
-    const int64_t d = model->head_size, half = d / 2, group = model->heads / model->kv_heads;
+    const int64_t d = model->head_size, group = model->heads / model->kv_heads;
     const int64_t position = piece->start + offset, width = (model->heads + 2 * model->kv_heads) * d;
-    const float *cos = layer->cos + position * half, *sin = layer->sin + position * half;
-    float *row = engine->qkv + (piece->first + offset) * width;
-    for (int64_t i = 0; i < group; i++) {
-        float *q = row + (kv_head * group + i) * d;
-        if (layer->q_norm != NULL) kernels->rms_norm(q, layer->q_norm, (float)model->eps, d, q);
-        kernels->rotate(q, cos, sin, half);
+    const int32_t *pages = pages_of(layer, step, piece);
+    float *row = engine->qkv + (piece->first + offset) * width, *k = row + (model->heads + kv_head) * d;
+    for (int64_t i = 0; i < group; i++) turn(engine, layer, layer->q_norm, position, row + (kv_head * group + i) * d);
+    turn(engine, layer, layer->k_norm, position, k);
+    store(engine, pages, position, kv_head, k, layer->keys);
+    store(engine, pages, position, kv_head, k + model->kv_heads * d, layer->values);
+}
+
+void tn_rope_head(tn_engine *engine, const tn_layer *layer, const tn_step *step, const tn_piece *piece, int64_t offset, int64_t head, float *x) {
+    const tn_model *model = &engine->model;
+    const int64_t d = model->head_size, position = piece->start + offset, kv_head = (head - model->heads) % model->kv_heads;
+    if (head >= model->heads + model->kv_heads) {
+        store(engine, pages_of(layer, step, piece), position, kv_head, x, layer->values);
+        return;
     }
-    float *k = row + (model->heads + kv_head) * d;
-    const float *v = k + model->kv_heads * d;
-    if (layer->k_norm != NULL) kernels->rms_norm(k, layer->k_norm, (float)model->eps, d, k);
-    kernels->rotate(k, cos, sin, half);
-    const int32_t *pages = step->tables[layer->table] + (int64_t)piece->slot * step->columns;
-    const int64_t token = pages[position / model->page_size] * model->page_size + position % model->page_size;
-    const int64_t at = (token * model->kv_heads + kv_head) * d;
-    if (model->cache_format == TN_F32) {
-        memcpy((float *)layer->keys + at, k, (size_t)d * sizeof(float));
-        memcpy((float *)layer->values + at, v, (size_t)d * sizeof(float));
-    } else {
-        kernels->to_bf16(k, d, (bf16 *)layer->keys + at);
-        kernels->to_bf16(v, d, (bf16 *)layer->values + at);
-    }
+    turn(engine, layer, head < model->heads ? layer->q_norm : layer->k_norm, position, x);
+    if (head < model->heads)
+        memcpy(engine->qkv + ((piece->first + offset) * (model->heads + 2 * model->kv_heads) + head) * d, x, (size_t)d * sizeof(float));
+    else
+        store(engine, pages_of(layer, step, piece), position, kv_head, x, layer->keys);
 }
 
 static int64_t queries_of(const unit *u) { return u->heads * u->tokens * u->group; }
@@ -149,7 +167,7 @@ static void run_unit(tn_engine *engine, int thread, const tn_layer *layer, const
     tn_thread *scratch = &engine->thread[thread];
     const int64_t d = model->head_size, group = model->heads / model->kv_heads, token = piece->first + first;
     const int64_t width = (model->heads + 2 * model->kv_heads) * d, size = heads * group * d; /* of a token */
-    const int32_t *pages = step->tables[layer->table] + (int64_t)piece->slot * step->columns;
+    const int32_t *pages = pages_of(layer, step, piece);
 #if defined(__x86_64__)
     if (count > 1 && tn_attends_in_tiles(engine)) {
         tn_tiled_attention(engine, thread, layer, pages, kv_head, token, count, piece->start + first);

@@ -156,6 +156,10 @@ TN_INTERNAL void tn_operand_fill(const tn_engine *engine, tn_operand *operand, c
 
 /* All threads call this. add: y += the product. */
 TN_INTERNAL void tn_linear_run(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, float *y, int64_t ldy, int add);
+/* Whether tn_heads_run can make queries, keys and values of x. */
+TN_INTERNAL int tn_makes_heads(const tn_engine *engine, const tn_linear *linear, const tn_operand *x);
+/* Queries, keys and values, normalised, turned and stored before they leave the cache of the thread. */
+TN_INTERNAL void tn_heads_run(tn_engine *engine, int thread, const tn_layer *layer, const tn_step *step, const tn_operand *x, int64_t m);
 /* silu(x · gateᵀ) · (x · upᵀ) into y, whose kind and k the caller has set. */
 TN_INTERNAL void tn_gated_run(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, tn_operand *y);
 
@@ -175,5 +179,7 @@ TN_INTERNAL void tn_interleave_bf16(const float *even, const float *odd, bf16 *y
 
 TN_INTERNAL void tn_attention_run(tn_engine *engine, int thread, const tn_layer *layer, const tn_step *step, const tn_piece *pieces, int64_t count, int alone);
 TN_INTERNAL void tn_rope_token(tn_engine *engine, const tn_layer *layer, const tn_step *step, const tn_piece *piece, int64_t offset, int64_t kv_head);
+/* One head of a token, d numbers which this call changes: of a query, from heads on of a key, behind them of a value. */
+TN_INTERNAL void tn_rope_head(tn_engine *engine, const tn_layer *layer, const tn_step *step, const tn_piece *piece, int64_t offset, int64_t head, float *x);
 
 #endif

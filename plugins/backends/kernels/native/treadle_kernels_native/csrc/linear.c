@@ -146,6 +146,29 @@ void tn_linear_run(tn_engine *engine, int thread, const tn_linear *linear, const
     }
 }
 
+int tn_makes_heads(const tn_engine *engine, const tn_linear *linear, const tn_operand *x) {
+    return is_tiled(x) && !tn_is_unpacked(linear, x) && engine->model.head_size <= 32 * TN_PANELS;
+}
+
+void tn_heads_run(tn_engine *engine, int thread, const tn_layer *layer, const tn_step *step, const tn_operand *x, int64_t m) {
+#if defined(__x86_64__)
+    const int64_t d = engine->model.head_size, blocks = (m + 15) / 16;
+    const float *result = engine->thread[thread].columns;
+    float *rows = engine->thread[thread].normed;
+    for (int64_t head; (head = tn_next(engine->pool)) < layer->qkv.n / d;) {
+        tn_amx_product(&layer->qkv, head * d, d / 32, x, blocks, engine->thread[thread].panel, engine->thread[thread].columns);
+        const tn_piece *piece = engine->pieces;
+        for (int64_t block = 0; block < blocks; block++) {
+            for (int64_t i = 0; i < d; i += 16) tn_transpose16(result + (i / 32 * blocks + block) * 512 + i % 32 * 16, 16, rows + i, d, 0);
+            for (int64_t token = block * 16; token < m && token < block * 16 + 16; token++) {
+                while (token >= piece->first + piece->count) piece++;
+                tn_rope_head(engine, layer, step, piece, token - piece->first, head, rows + token % 16 * d);
+            }
+        }
+    }
+#endif
+}
+
 #if defined(__x86_64__)
 /* Gate and up come transposed, and so does what down reads: pairs of features side by side for a row. */
 static void tiled_gate(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, int64_t n0, int64_t width, tn_operand *y) {

@@ -119,9 +119,13 @@ static void run_slab(void *context, int thread) {
         const tn_layer *layer = &model->layers[i];
         const int is_last = i + 1 == model->num_layers;
         const tn_operand x = operand_of(engine, thread, &layer->qkv, engine->residual, layer->input_norm, m);
-        tn_linear_run(engine, thread, &layer->qkv, &x, m, engine->qkv, width, 0);
+        const int makes_heads = !s->alone && tn_makes_heads(engine, &layer->qkv, &x);
+        if (makes_heads)
+            tn_heads_run(engine, thread, layer, s->step, &x, m);
+        else
+            tn_linear_run(engine, thread, &layer->qkv, &x, m, engine->qkv, width, 0);
         tn_barrier(engine->pool);
-        if (!s->alone) rope(s, layer);
+        if (!s->alone && !makes_heads) rope(s, layer);
         if (is_last && s->num_sampled == 0) break; /* keys and values are stored */
         tn_attention_run(engine, thread, layer, s->step, engine->pieces, s->pieces, s->alone);
         tn_barrier(engine->pool);
