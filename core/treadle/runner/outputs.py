@@ -40,8 +40,8 @@ class InFlightOutput:
     def sampled(self, rows: list[int], tokens: Tensor, logprobs: Logprobs | None = None) -> None:
         """Start copying ``tokens`` (see ``flag_invalid``) of ``rows`` of the scheduler output."""
         self._rows = rows
-        # torch copies to pinned memory if the copy is non-blocking.
-        self._tokens = tokens.to("cpu", non_blocking=True)
+        # torch copies to pinned memory if the copy is non-blocking; on a CPU the call alone takes 20 us.
+        self._tokens = tokens if tokens.is_cpu else tokens.to("cpu", non_blocking=True)
         self._logprobs = None if logprobs is None else logprobs.cpu()
 
     def prompt(self, row: int, logprobs: Logprobs) -> None:
