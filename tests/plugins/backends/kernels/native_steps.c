@@ -8,7 +8,7 @@
 
 #include "abi.h"
 
-enum { VOCAB = 100, HIDDEN = 128, HEADS = 4, KV_HEADS = 2, SIZE = 32, INNER = 96, MAX_LEN = 1024, SLOTS = 3 };
+enum { VOCAB = 100, HIDDEN = 128, HEADS = 4, KV_HEADS = 2, SIZE = 32, INNER = 608, MAX_LEN = 1024, SLOTS = 3 };
 
 static uint32_t state = 1;
 static float draw(void) { return (float)((state = state * 1664525u + 1013904223u) >> 8) / (float)(1 << 24) - 0.5f; }

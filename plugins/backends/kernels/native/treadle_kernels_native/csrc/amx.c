@@ -24,8 +24,6 @@ AMX void tn_amx_begin(void) {
 
 AMX void tn_amx_end(void) { _tile_release(); }
 
-#define PART 256 /* words of a row that 32 rows of a panel keep in the first cache */
-
 /* Sixteen rows of the weight into a tile. The first blocks read them where they are stored, at any address
  * and far from one another, and leave them in the panel for the others. */
 #define LOAD(tile, rows, at) \
@@ -101,7 +99,7 @@ AMX static void panel_product(const tn_linear *linear, int64_t n0, const uint32_
 }
 
 AMX void tn_amx_product(const tn_linear *linear, int64_t n0, int64_t panels, const tn_operand *x, int64_t blocks, uint32_t *panel, float *result) {
-    const int64_t words = linear->k * (linear->format == TN_BF16 ? 2 : 1) / 4, part = blocks > 2 ? PART : words;
+    const int64_t words = linear->k * (linear->format == TN_BF16 ? 2 : 1) / 4, part = blocks > 2 ? TN_PART : words;
     TN_STORED();
     for (int64_t from = 0; from < words; from += part)
         for (int64_t i = 0; i < panels; i++) {

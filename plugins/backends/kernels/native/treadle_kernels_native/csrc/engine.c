@@ -69,13 +69,13 @@ static void take_all(tn_engine *engine, arena *from) {
     for (int i = 0; i < engine->threads; i++) {
         tn_thread *thread = &engine->thread[i];
         thread->normed = take(from, 16 * k * real);
-        thread->columns = take(from, 32 * TN_PANELS * TN_SLAB * real);
+        thread->columns = take(from, (engine->isa >= TN_AMX ? 32 * TN_PANELS : 64) * TN_SLAB * real);
         thread->scores = take(from, TN_QUERIES * TN_KEY_BLOCK * real);
         thread->output = take(from, TN_QUERIES * d * real);
         thread->queries = take(from, TN_QUERIES * d * real);
         thread->queries_bf16 = take(from, TN_QUERIES * d * (int64_t)sizeof(bf16));
 #if defined(__x86_64__)
-        thread->panel = engine->isa >= TN_AMX ? take(from, 32 * k * (int64_t)sizeof(bf16)) : NULL;
+        thread->panel = engine->isa >= TN_AMX ? take(from, 32 * TN_PART * (int64_t)sizeof(uint32_t)) : NULL;
         thread->tiled = tn_attends_in_tiles(engine) ? take(from, tn_tiled_attention_bytes(model)) : NULL;
 #endif
         thread->unpacked = take(from, TN_UNPACKED * k * (int64_t)sizeof(bf16));

@@ -111,17 +111,18 @@ typedef struct {
 #define TN_QUERIES 48 /* queries of one KV head that attention takes together */
 #define TN_TILED_QUERIES 256 /* in tiles */
 #define TN_UNPACKED 32
+#define TN_PART 256 /* words of each of 32 rows of a weight, which stay in the first cache */
 #define TN_PANELS 8 /* of 32 rows of a weight, whose results a thread has room for */
 
 typedef struct {
     float *normed;   /* [16, the largest k] */
-    float *columns;  /* results of one piece of a linear layer, [32 · TN_PANELS, TN_SLAB] */
+    float *columns;  /* results of one piece of a linear layer; with AMX [32 · TN_PANELS, TN_SLAB] */
     float *scores;   /* [TN_QUERIES, TN_KEY_BLOCK] */
     float *output;   /* [TN_QUERIES, head_size] */
     float *queries;  /* [TN_QUERIES, head_size] */
     bf16 *queries_bf16;
     struct tn_tiled_attention *tiled; /* of AMX */
-    uint32_t *panel; /* of AMX: part of 32 rows of a weight, a tile after the other */
+    uint32_t *panel; /* of AMX: [32, TN_PART] of a weight, a tile after the other */
     bf16 *unpacked;  /* TN_UNPACKED rows of a weight in 4 bits */
     tn_operand few; /* of steps of few tokens, for which each thread makes its own */
 } tn_thread;
