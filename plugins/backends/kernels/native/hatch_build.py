@@ -34,7 +34,7 @@ class LibraryBuild(BuildHookInterface[Any]):
 
     def dependencies(self) -> list[str]:
         """Ask for a compiler where there is none."""
-        return [] if system_compiler() or not is_supported() else ["ziglang>=0.13,<0.17"]
+        return [] if system_compiler() or not is_supported() else ["ziglang>=0.16,<0.17"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
@@ -98,7 +98,9 @@ def compilers() -> list[list[str]]:
     if importlib.util.find_spec("ziglang") is not None:
         zig = [sys.executable, "-m", "ziglang", "cc"]
         if sys.platform == "linux":
-            # Not for the machine at hand, and for the C library of ten years of distributions.
-            zig += ["-target", f"{platform.machine()}-linux-gnu.2.28", "-mcpu=baseline"]
+            # Not for the machine at hand, and for the C library of ten years of distributions. Its functions
+            # for AVX-512 need registers of 512 bits to be allowed by name.
+            cpu = "baseline+evex512" if platform.machine() == "x86_64" else "baseline"
+            zig += ["-target", f"{platform.machine()}-linux-gnu.2.28", f"-mcpu={cpu}"]
         found.append(zig)
     return found
