@@ -87,6 +87,10 @@ AMX static void scale_tiles(const tn_linear *linear, int64_t n0, const tn_operan
     }
 }
 
+AMX static void add_bias(const float *bias, int64_t blocks, float *result) {
+    for (int64_t i = 0; i < blocks * 32; i++) _mm512_storeu_ps(result + i * 16, _mm512_add_ps(_mm512_loadu_ps(result + i * 16), _mm512_set1_ps(bias[i % 32])));
+}
+
 /* Words [from, to) of 32 rows of the weight, for all blocks. next: where the words of the panel behind this one begin */
 AMX static void panel_product(const tn_linear *linear, int64_t n0, const uint32_t *x, int64_t blocks, int64_t from, int64_t to, const uint8_t *next, uint32_t *panel, float *result) {
     const int64_t size = linear->format == TN_BF16 ? 2 : 1, words = linear->k * size / 4, stride = linear->k * size;
@@ -108,13 +112,8 @@ AMX void tn_amx_product(const tn_linear *linear, int64_t n0, int64_t panels, con
             panel_product(linear, n0 + 32 * i, x->data, blocks, from, words - from < part ? words : from + part, next, panel, result + i * blocks * 512);
         }
     for (int64_t i = 0; i < panels; i++) {
-        float *columns = result + i * blocks * 512;
-        if (linear->format != TN_BF16) scale_tiles(linear, n0 + 32 * i, x, blocks, columns);
-        for (int64_t b = 0; linear->bias != NULL && b < blocks; b++)
-            for (int64_t c = 0; c < 32; c++) {
-                float *at = columns + (b * 32 + c) * 16;
-                _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), _mm512_set1_ps(linear->bias[n0 + 32 * i + c])));
-            }
+        if (linear->format != TN_BF16) scale_tiles(linear, n0 + 32 * i, x, blocks, result + i * blocks * 512);
+        if (linear->bias != NULL) add_bias(linear->bias + n0 + 32 * i, blocks, result + i * blocks * 512);
     }
 }
 

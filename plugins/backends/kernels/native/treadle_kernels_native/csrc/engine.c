@@ -59,6 +59,7 @@ static void take_all(tn_engine *engine, arena *from) {
     engine->attended = take(from, TN_SLAB * queries * real);
     engine->gate_up = gates_first ? take(from, TN_SLAB * 2 * model->intermediate * real) : NULL;
     engine->gated = gates_first ? take(from, TN_SLAB * model->intermediate * real) : NULL;
+    engine->operand.room = engine->activated.room = TN_SLAB;
     engine->operand.data = take(from, TN_SLAB * k * real);
     engine->operand.scales = take(from, TN_SLAB * real);
     engine->operand.sums = take(from, TN_SLAB * (k / 64) * real);
@@ -79,6 +80,7 @@ static void take_all(tn_engine *engine, arena *from) {
         thread->tiled = tn_attends_in_tiles(engine) ? take(from, tn_tiled_attention_bytes(model)) : NULL;
 #endif
         thread->unpacked = take(from, TN_UNPACKED * k * (int64_t)sizeof(bf16));
+        thread->few.room = 16;
         thread->few.data = take(from, 16 * k * real);
         thread->few.scales = take(from, 16 * real);
         thread->few.sums = take(from, 16 * (k / 64) * real);

@@ -90,7 +90,7 @@ enum { TN_ROWS_F32, TN_ROWS_BF16, TN_ROWS_UINT8, TN_TILES_BF16, TN_TILES_UINT8 }
 
 typedef struct {
     int kind;
-    int64_t k;
+    int64_t k, room; /* room: rows that there is memory for */
     void *data;
     float *scales; /* [rows] of the kinds in 8 bits */
     float *sums;   /* [rows, k / group] of the numbers in 8 bits, without their scale */
@@ -124,7 +124,7 @@ typedef struct {
     struct tn_tiled_attention *tiled; /* of AMX */
     uint32_t *panel; /* of AMX: [32, TN_PART] of a weight, a tile after the other */
     bf16 *unpacked;  /* TN_UNPACKED rows of a weight in 4 bits */
-    tn_operand few; /* of steps of few tokens, for which each thread makes its own */
+    tn_operand few; /* of steps of one block of tokens, for which each thread makes its own */
 } tn_thread;
 
 struct tn_engine {

@@ -70,7 +70,7 @@ void tn_operand_fill(const tn_engine *engine, tn_operand *operand, const float *
         }
         return;
     case TN_TILES_UINT8: {
-        uint8_t *rows = (uint8_t *)operand->data + (TN_SLAB + first) * k; /* rows lie behind the tiles */
+        uint8_t *rows = (uint8_t *)operand->data + (operand->room + first) * k; /* rows lie behind the tiles */
         for (int64_t r = 0; r < count; r++) operand->scales[first + r] = kernels->to_uint8(x + r * ldx, k, rows + r * k);
         tn_pack_pairs((const uint32_t *)rows, k / 4, count, k / 4, (uint32_t *)operand->data + first * (k / 4));
         return;

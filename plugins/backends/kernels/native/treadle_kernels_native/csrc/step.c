@@ -7,7 +7,7 @@
 
 #include "internal.h"
 
-#define FEW 3 /* tokens up to which each thread makes the operands itself, which saves a barrier */
+#define FEW 16 /* tokens of one block: each thread makes the operands itself, rather than wait for one that does */
 
 typedef struct {
     tn_engine *engine;
