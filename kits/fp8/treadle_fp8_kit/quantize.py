@@ -51,7 +51,7 @@ def quantize_per_row(
     ``ops.silu_and_mul`` of ``x`` ``[rows, 2 · size]`` is rounded. ``use_pdl`` is of no consequence here.
 
     ``has_zero``: int8 above a zero point, which a row's numbers have too, or ``static_scale`` ``[2]``. The scales are then
-    ``[rows, 2]``: ``x`` is ``int8 · scale + shift``.
+    ``[rows, 2]``, those of one column side by side: ``x`` is ``int8 · scale + shift``.
     """
     x = _pad_rows(ops.silu_and_mul(x) if gated else x, padded_rows)
     if has_zero:
@@ -110,7 +110,7 @@ def _quantize_above_zero(x: Tensor, static: Tensor | None) -> tuple[Tensor, Tens
         scale = ((high - low) / (largest - lowest)).clamp_min(MIN_SCALE)
         zero = (lowest - low / scale).round()
     codes = (x / scale + zero).clamp(lowest, largest).round().to(INT8)
-    return codes, torch.cat((scale, -zero * scale), dim=1)
+    return codes, torch.cat((scale, -zero * scale), dim=1).t().contiguous().t()
 
 
 def _to(dtype: torch.dtype, x: Tensor, scale: Tensor) -> Tensor:

@@ -12,18 +12,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from treadle.api.cache import DeviceInfo
 from treadle_fp8_kit import quantize
+from treadle_fp8_kit.product_checks import check_blocks, check_experts, check_rows
 from treadle_fp8_kit.quantize import FP8, INT8
-from treadle_fp8_kit.tiles import BLOCK, Tile, choose_int8_tile, choose_tile
+from treadle_fp8_kit.tiles import BLOCK, Tile, choose_experts_tile, choose_int8_tile, choose_tile
 from treadle_triton_kit.support import is_triton_installed, supports_pdl
 
-__all__ = ("ScaledMM",)
+__all__ = ("Grouping", "ScaledMM")
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,6 @@ MIN_CAPABILITY = {FP8: (8, 9), INT8: (8, 0)}
 ROW_MULTIPLE = {FP8: 8, INT8: 32}
 """What the rows of activations are padded to: cuBLAS refuses a single row with scales by block, and less than
 17 in int8."""
-MANY = 520
-"""Rows of an int8 product whose kernel has the tile of large batches."""
 TILE_ROW_MULTIPLE = 128
 """What rows are padded to where that costs nothing: for 160 rows cuBLAS takes up to 1.5 times as long as
 for 256."""
@@ -47,6 +46,14 @@ class _QuantizeCall:
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     row_multiple: int
+
+
+class Grouping(NamedTuple):
+    """The choices of tokens, as ``treadle_triton_kit.expert_tiles.plan`` returns them for a tile."""
+
+    order: Tensor
+    tiles: Tensor
+    tile: Tile
 
 
 class ScaledMM:
@@ -76,7 +83,7 @@ class ScaledMM:
             dtype,
             weight,
             (1 if weight.dtype is INT8 else 16, 16),
-            lambda: _check_rows(self, weight, dtype, has_zero),
+            lambda: check_rows(self, weight, dtype, has_zero),
         )
 
     def mm_rows(
@@ -112,7 +119,7 @@ class ScaledMM:
             dtype,
             weight,
             (BLOCK, BLOCK),
-            lambda: _check_blocks(self, weight, dtype),
+            lambda: check_blocks(self, weight, dtype),
         )
 
     def pad_block_scale(self, scale: Tensor) -> Tensor:
@@ -128,6 +135,61 @@ class ScaledMM:
         """``[..., in]`` to ``[..., out]``; ``scale`` as from ``pad_block_scale``; ``gated`` as for ``mm_rows``."""
         call = _QuantizeCall("quantize_per_block", (), {"gated": gated}, ROW_MULTIPLE[FP8])
         return self._multiply(x, weight, scale, bias, call)
+
+    # -- matrices of several experts ---------------------------------------------------------
+
+    def supports_experts(
+        self, weight: Tensor, scale: Tensor, dtype: torch.dtype, *, has_zero: bool = False
+    ) -> bool:
+        """Whether ``mm_experts`` can multiply by ``weight`` ``[experts, out, in]``, FP8 or int8, and ``scale``, for
+        activations of ``dtype``; ``has_zero``: by ``sums``, too."""
+        is_by_block = scale.dim() == 3
+        form = "experts and blocks" if is_by_block else "experts"
+        return self._kernels is not None and self._is_usable(
+            f"{form} and zero points" if has_zero else form,
+            dtype,
+            weight,
+            (BLOCK, BLOCK) if is_by_block else (1, 16),
+            lambda: check_experts(self, weight, dtype, is_by_block, has_zero),
+        )
+
+    def group(self, topk_ids: Tensor, experts: int) -> Grouping:
+        """Sort what tokens chose, int64 ``[tokens, k]``, for products with all matrices of a layer."""
+        tokens, k = topk_ids.shape
+        tile = choose_experts_tile(tokens, k, experts).fit(self._shared_bytes)
+        order, tiles = self._kernels.plan(topk_ids, experts, tile.block_m, use_pdl=self._use_pdl)
+        return Grouping(order, tiles, tile)
+
+    def mm_experts(
+        self,
+        x: Tensor,
+        grouping: Grouping,
+        weight: Tensor,
+        scale: Tensor,
+        static: Tensor | None = None,
+        limit: float | None = None,
+        *,
+        sums: Tensor | None = None,
+        gated: bool = False,
+    ) -> Tensor:
+        """A row of ``x`` for each token, or for each choice, to ``[choices, out]``: by the weight of the chosen expert.
+
+        ``scale`` is ``[experts, out]``, or ``[experts, out / 128, in / 128]``, contiguous; ``sums`` ``[experts, out]``. The rest
+        is as for ``mm_rows``, without a static zero point: each row is rounded once.
+        """
+        if not len(x):
+            return x.new_empty(0, weight.shape[1])
+        options: dict[str, Any] = {"gated": gated, "use_pdl": self._use_pdl}
+        if scale.dim() == 3:
+            rounded = self._kernels.quantize_per_block(x, len(x), **options)
+        else:
+            options |= {"dtype": weight.dtype, "has_zero": sums is not None}
+            rounded = self._kernels.quantize_per_row(x, static, limit, len(x), **options)
+        y: Tensor = self._kernels.multiply(
+            *rounded, weight, scale, None, x.dtype, grouping.tile,
+            w_sum=sums, grouping=grouping[:2], use_pdl=self._use_pdl,
+        )  # fmt: skip
+        return y
 
     # -- either ---------------------------------------------------------------------------
 
@@ -186,7 +248,8 @@ class ScaledMM:
         multiples: tuple[int, int],
         check: Callable[[], bool],
     ) -> bool:
-        is_misfit = any(n % multiple for n, multiple in zip(weight.shape, multiples, strict=True))
+        sizes = zip(weight.shape[-2:], multiples, strict=True)
+        is_misfit = any(n % multiple for n, multiple in sizes)
         if weight.dtype not in self._dtypes or dtype is torch.float32 or is_misfit:
             return False
         key = (form, dtype, weight.dtype, weight.shape)
@@ -204,6 +267,9 @@ class ScaledMM:
         if works:
             return True
         shape = (weight.dtype, weight.shape)
+        if weight.dim() == 3:
+            log.info("no %s product of experts %s (%s)", name, list(shape[1]), reason)
+            return False
         if self._kernels is not None and shape not in self._failed_shapes:
             log.info(
                 "no %s kernels for weights %s (%s): trying without", name, list(shape[1]), reason
@@ -219,52 +285,3 @@ def _tile(rows: int, weight: Tensor, scale: Tensor) -> Tile | None:
     if weight.dtype is INT8:
         return choose_int8_tile(rows, out_features, in_features)
     return choose_tile(rows, out_features, in_features, has_block_scales=scale.dim() == 2)
-
-
-def _random_case(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Activations for a weight, and another weight of its type and shape."""
-    generator = torch.Generator(weight.device).manual_seed(0)
-    outputs, inputs = weight.shape
-    kwargs: dict[str, Any] = {
-        "generator": generator,
-        "device": weight.device,
-        "dtype": torch.float16,
-    }
-    x = torch.randn(MANY, inputs, **kwargs) * torch.logspace(-1, 1, inputs, device=weight.device)
-    random = torch.randn(outputs, inputs, **kwargs)
-    return x.to(dtype), (random * 30).to(INT8) if weight.dtype is INT8 else random.to(FP8)
-
-
-def _check_rows(scaled_mm: ScaledMM, like: Tensor, dtype: torch.dtype, has_zero: bool) -> bool:
-    x, weight = _random_case(like, dtype)
-    scale = torch.linspace(0.5, 2.0, len(weight), device=like.device)
-    dense = weight[:BLOCK].float() * scale[:BLOCK, None]
-    sums = weight.sum(dim=1).float() if has_zero else None
-    batches = _batches(x) if weight.dtype is FP8 else (*_batches(x), x)
-    return all(
-        _is_close(scaled_mm.mm_rows(part, weight, scale, None, sums=sums), part, dense)
-        for part in batches
-    )
-
-
-def _check_blocks(scaled_mm: ScaledMM, like: Tensor, dtype: torch.dtype) -> bool:
-    x, weight = _random_case(like, dtype)
-    shape = weight.shape[0] // BLOCK, weight.shape[1] // BLOCK
-    scale = torch.linspace(0.5, 2.0, shape[0] * shape[1], device=like.device)
-    scale = scaled_mm.pad_block_scale(scale.view(shape))
-    dense = weight[:BLOCK].float() * scale[0].repeat_interleave(BLOCK)
-    return all(
-        _is_close(scaled_mm.mm_blocks(part, weight, scale, None), part, dense)
-        for part in _batches(x)
-    )
-
-
-def _batches(x: Tensor) -> tuple[Tensor, ...]:
-    """One row, an odd number, more: whether a form works may depend on it."""
-    return x[:1], x[:5], x[:24], x[:80]
-
-
-def _is_close(actual: Tensor, x: Tensor, dense: Tensor) -> bool:
-    """Within what rounding the activations to FP8 costs; ``dense`` are the first outputs' weights."""
-    expected = x.float() @ dense.t()
-    return bool((actual[:, : len(dense)].float() - expected).norm() < 0.05 * expected.norm())

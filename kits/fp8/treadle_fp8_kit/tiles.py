@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ("BLOCK", "Tile", "choose_int8_tile", "choose_tile")
+__all__ = ("BLOCK", "Tile", "choose_experts_tile", "choose_int8_tile", "choose_tile")
 
 BLOCK = 128
 """Inputs, and outputs, of one scale where scales are by block."""
@@ -73,6 +73,17 @@ def choose_int8_tile(rows: int, out_features: int, in_features: int) -> Tile:
         return Tile(128, 256, 128, 8, 3, group_m=8)
     programs = -(-out_features // 64) * -(-rows // 128)
     return Tile(64, 128, 128, 4, 4, 2 if programs <= 128 else 1, group_m=8)
+
+
+def choose_experts_tile(tokens: int, k: int, experts: int) -> Tile:
+    """For ``tokens`` that choose ``k`` of ``experts``: room for twice the mean of an expert.
+
+    As above, of more than 512 tokens all have the same tile. One serves FP8, with either kind of scales, and int8.
+    """
+    room = 2 * -(-tokens * k // experts)
+    if tokens > 512 or room > 64:
+        return Tile(128, 128, 128, 8, 4, group_m=8)
+    return Tile(64, _block_m(room), 128, 4, 6 if room <= 32 else 5, group_m=8)
 
 
 def _block_m(rows: int) -> int:

@@ -36,6 +36,7 @@ from treadle_layers_kit.plain_experts import (
     apply_all_experts,
     apply_by_expert,
 )
+from treadle_layers_kit.rounded_experts import RoundedExperts, apply_rounded, as_rounded
 from treadle_layers_kit.weight import Shard, WeightTarget, empty_weight, set_shards
 
 __all__ = ("Experts", "LinearExperts", "MoE")
@@ -235,28 +236,29 @@ class LinearExperts:
 
     def create_weights(self, module: nn.Module, spec: ExpertsSpec) -> None:
         """Add an ``Expert`` for each index."""
+        self._is_silu = getattr(module, "op", None) is ops.silu_and_mul
         for index in range(spec.experts):
             expert = Expert(self._ctx, f"{spec.prefix}.{index}", spec, self._inner)
             module.add_module(str(index), expert)
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
-        """Stack the matrices that their method has repacked; the loader has finished the linear layers."""
+        """Stack the matrices, for one product of all or for kernels; the loader has finished the linear layers."""
         experts: list[Any] = list(module.children())
-        stacks = {}
-        for stack in STACKS:
-            linears = (getattr(expert, stack) for expert in experts)
-            weights = (as_packed(linear, linear.dtype) for linear in linears)
-            stacks[stack] = PackedExperts.stack(weights, len(experts))
-        if None in stacks.values():
+        for kind, stacked in ("rounded", _stack_rounded), ("packed", _stack_packed):
+            stacks = {name: stacked([getattr(e, name) for e in experts]) for name in STACKS}
+            if None in stacks.values():
+                continue
+            for index in range(len(experts)):
+                delattr(module, str(index))
+            for name, matrices in stacks.items():
+                module.add_module(f"{kind}_{name}", matrices)
             return
-        for index in range(len(experts)):
-            delattr(module, str(index))
-        for stack, packed in stacks.items():
-            module.add_module(f"packed_{stack}", packed)
 
     def apply(self, module: Any, x: Tensor, topk_ids: Tensor, activation: Gated) -> Tensor:
-        """``[tokens, k, hidden]``. Like ``PlainExperts``, few tokens on a GPU wait for nothing: where no kernel
-        reads packed experts, all see them, which costs reading those that nobody chose."""
+        """``[tokens, k, hidden]``. Like ``PlainExperts``, few tokens on a GPU wait for nothing: where nothing multiplies
+        stacked experts, all see them, which costs reading those that nobody chose."""
+        if "rounded_down" in module._modules:
+            return apply_rounded(module, x, topk_ids, activation, is_silu=self._is_silu)
         if "packed_down" in module._modules:
             return apply_packed(module, x, topk_ids, activation)
         experts = list(module.children())
@@ -268,6 +270,16 @@ class LinearExperts:
         if x.device.type != "cpu" and len(x) <= DENSE:
             return apply_all_experts(x, topk_ids, run, len(experts))
         return apply_by_expert(x, topk_ids, run)
+
+
+def _stack_rounded(linears: list[Any]) -> RoundedExperts | None:
+    return RoundedExperts.stack(map(as_rounded, linears), linears[0].dtype)
+
+
+def _stack_packed(linears: list[Any]) -> PackedExperts | None:
+    return PackedExperts.stack(
+        (as_packed(linear, linear.dtype) for linear in linears), len(linears)
+    )
 
 
 def _bias(experts: int, out: int, dtype: torch.dtype) -> nn.Parameter:

@@ -17,7 +17,7 @@ from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.int4_layout import BIAS
 from treadle_layers_kit.packed import PackedWeight
 from treadle_layers_kit.packed_layout import WHOLE, Levels, unpack
-from treadle_layers_kit.rounded_inputs import RoundedInputs
+from treadle_layers_kit.rounded_inputs import SupportsExperts
 
 __all__ = (
     "STACKS",
@@ -118,7 +118,7 @@ class PackedExperts(nn.Module):
 def as_packed(linear: nn.Module, dtype: torch.dtype) -> PackedWeight | None:
     """The weight of a linear layer of ``dtype``, if its method has repacked it or can; of int4 only in the order of inputs."""
     method = getattr(linear, "method", None)
-    if isinstance(method, RoundedInputs) and method.uses_product:
+    if isinstance(method, SupportsExperts) and method.uses_product:
         return method.packed(linear)
     for child in linear.children():
         if isinstance(child, PackedWeight):

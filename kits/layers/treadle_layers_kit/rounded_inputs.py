@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,67 @@ from treadle_layers_kit.packed import PackedWeight
 from treadle_layers_kit.packed_layout import INT8, Levels
 from treadle_layers_kit.weight import empty_weight
 
-__all__ = ("RoundedInputs", "Rounding", "RowProduct")
+__all__ = (
+    "ExpertsProduct",
+    "RoundedInputs",
+    "RoundedWeight",
+    "Rounding",
+    "RowProduct",
+    "SupportsExperts",
+)
 
 LOWEST, LARGEST = -128, 127
 
 
-class RowProduct(Protocol):
+class ExpertsProduct(Protocol):
+    """What multiplies the rows of all experts, as ``treadle_fp8_kit.scaled_mm.ScaledMM`` does."""
+
+    def supports_experts(
+        self, weight: Tensor, scale: Tensor, dtype: torch.dtype, *, has_zero: bool = False
+    ) -> bool: ...
+
+    def group(self, topk_ids: Tensor, experts: int) -> Any: ...
+
+    def mm_experts(
+        self,
+        x: Tensor,
+        grouping: Any,
+        weight: Tensor,
+        scale: Tensor,
+        static: Tensor | None = None,
+        limit: float | None = None,
+        *,
+        sums: Tensor | None = None,
+        gated: bool = False,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedWeight:
+    """The matrix of one expert, and how its inputs are rounded; the arguments of ``ExpertsProduct.mm_experts``."""
+
+    weight: Tensor
+    scale: Tensor
+    product: ExpertsProduct
+    static: Tensor | None = None
+    limit: float | None = None
+    sums: Tensor | None = None
+
+
+@runtime_checkable
+class SupportsExperts(Protocol):
+    """A linear method with a product, the matrices of which experts may be stacked if it has served none of them yet."""
+
+    uses_product: bool
+
+    def rounded(self, module: Any) -> RoundedWeight | None:
+        """Return the weight for one product of all experts; ``None``: its inputs are rounded as that does not round them."""
+
+    def packed(self, module: Any) -> PackedWeight | None:
+        """Return the weight for kernels that leave activations as they are, where there is no such product."""
+
+
+class RowProduct(ExpertsProduct, Protocol):
     """What multiplies rounded rows, as ``treadle_fp8_kit.scaled_mm.ScaledMM`` does, where the device has such products."""
 
     def supports_rows(
@@ -37,6 +92,7 @@ class RowProduct(Protocol):
         scale: Tensor,
         bias: Tensor | None,
         static: Tensor | None = None,
+        limit: float | None = None,
         *,
         sums: Tensor | None = None,
         gated: bool = False,
@@ -116,8 +172,16 @@ class RoundedInputs(DequantizedLinear):
         step = (high - low) / (LARGEST - LOWEST)
         return torch.stack((step, (LOWEST - low / step).round()))
 
+    def rounded(self, module: Any) -> RoundedWeight | None:
+        """See ``SupportsExperts``: not with static scales, of which every expert has another one."""
+        if self.rounding.static:
+            return None
+        weight, scale = module.weight.data, module.weight_scale.data
+        sums = None if module.weight_sum is None else module.weight_sum.data
+        return RoundedWeight(weight, scale, self.product, sums=sums)
+
     def packed(self, module: Any) -> PackedWeight | None:
-        """Return the weight for kernels that leave activations as they are: those of experts, which no product groups."""
+        """See ``SupportsExperts``."""
         weight, scale = module.weight.data, module.weight_scale.data[:, None]
         inputs = weight.shape[1]
         return PackedWeight.pack(

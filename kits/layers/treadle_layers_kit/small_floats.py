@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from treadle.errors import ConfigError
+from treadle_layers_kit import ops
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
+from treadle_layers_kit.packed import PackedWeight
 from treadle_layers_kit.packed_layout import E2M1, FP8, codes_of_bytes
-from treadle_layers_kit.rounded_inputs import RowProduct
+from treadle_layers_kit.rounded_inputs import RoundedWeight, RowProduct
 from treadle_layers_kit.weight import empty_weight
 
 __all__ = ("Fp4Linear", "Fp8Linear", "Fp8Product", "fp4_to_float32", "fp8_to_float32")
@@ -28,7 +30,7 @@ class Fp8Product(RowProduct, Protocol):
     def pad_block_scale(self, scale: Tensor) -> Tensor: ...
 
     def mm_blocks(
-        self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None
+        self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, gated: bool = False
     ) -> Tensor: ...
 
 
@@ -36,7 +38,8 @@ class Fp8Linear(DequantizedLinear):
     """float8_e4m3fn ``weight`` ``[out, in]``, with ``weight_scale`` for a matrix, output or block.
 
     Where ``product`` takes the weight, activations are rounded to FP8, too, with a scale for each row or for
-    each row and block; elsewhere they stay in the model's type.
+    each row and block; elsewhere they stay in the model's type. ``static``: the checkpoint has the scale of all activations.
+    ``limit`` bounds the largest number of a row that its scale considers.
     """
 
     def __init__(
@@ -44,8 +47,12 @@ class Fp8Linear(DequantizedLinear):
         scales: Literal["tensor", "channel", "block"],
         block: tuple[int, int] = (1, 0),
         product: Fp8Product | None = None,
+        *,
+        static: bool = False,
+        limit: float | None = None,
     ) -> None:
         self.scales, self.block, self.product = scales, block, product
+        self.static, self.limit = static, limit
         self.step = 0
         self.uses_product = False
 
@@ -65,6 +72,9 @@ class Fp8Linear(DequantizedLinear):
             )
         module.register_parameter("weight", weight)
         module.register_parameter("weight_scale", scale)
+        if self.static:
+            static = empty_weight((len(self.sizes),), torch.float32, per_part=True)
+            module.register_parameter("input_scale", static)
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
         scale, weight = (module.get_parameter(n).data for n in ("weight_scale", "weight"))
@@ -78,6 +88,11 @@ class Fp8Linear(DequantizedLinear):
             scale = torch.cat([p.repeat_interleave(block_out, 0)[:size] for p, size in rows])
         scale, self.step = self.local(scale, block_in or self.inputs.total)
         replace_parameter(module, "weight_scale", scale)
+        if self.static:
+            # Fused matrices saw the same activations, and the largest scale cuts nothing off.
+            replace_parameter(
+                module, "input_scale", module.get_parameter("input_scale").data.amax()
+            )
         if self.product is None:
             self.uses_product = False
         elif self.block == PRODUCT_BLOCK and not any(n % block_out for n in self.sizes):
@@ -94,12 +109,34 @@ class Fp8Linear(DequantizedLinear):
         if not self.uses_product:
             self.repack(module, FP8, lambda begin, end: weight[begin:end], scale, self.step)
 
-    def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, module: Any, x: Tensor, bias: Tensor | None, *, gated: bool = False) -> Tensor:
+        """``gated``: of ``ops.silu_and_mul(x)``."""
         if not self.uses_product or self.product is None:
-            return super().apply(module, x, bias)
-        by_block = module.weight_scale.dim() == 2
-        product = self.product.mm_blocks if by_block else self.product.mm_rows
-        return product(x, module.weight, module.weight_scale, bias)
+            return super().apply(module, ops.silu_and_mul(x) if gated else x, bias)
+        weight = module.weight, module.weight_scale, bias
+        if module.weight_scale.dim() == 2:
+            return self.product.mm_blocks(x, *weight, gated=gated)
+        static = getattr(module, "input_scale", None)
+        return self.product.mm_rows(x, *weight, static, self.limit, gated=gated)
+
+    def rounded(self, module: Any) -> RoundedWeight | None:
+        """See ``SupportsExperts``."""
+        if self.product is None:
+            return None
+        static = module.input_scale.data if self.static else None
+        weight, scale = module.weight.data, module.weight_scale.data
+        return RoundedWeight(weight, scale, self.product, static, self.limit)
+
+    def packed(self, module: Any) -> PackedWeight | None:
+        """See ``SupportsExperts``."""
+        weight, scale = module.weight.data, module.weight_scale.data
+        is_by_block = scale.dim() == 2
+        scale = scale.repeat_interleave(PRODUCT_BLOCK[0], 0) if is_by_block else scale[:, None]
+        inputs = weight.shape[1]
+        return PackedWeight.pack(
+            lambda begin, end: weight[begin:end], scale, PRODUCT_BLOCK[1] if is_by_block else inputs,
+            inputs, self.dtype, FP8,
+        )  # fmt: skip
 
     def dense(self, module: Any) -> Tensor:
         step = self.step if module.weight_scale.shape[1] > 1 else module.weight.shape[1]

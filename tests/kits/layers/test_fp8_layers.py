@@ -28,14 +28,24 @@ class Product:
 
     supports_blocks = supports_rows
 
-    def mm_rows(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    def mm_rows(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        *rounding: Any,
+        **_: Any,
+    ) -> Tensor:
         self.forms.append("rows")
         return F.linear(x, weight.float() * scale[:, None], bias)
 
     def pad_block_scale(self, scale: Tensor) -> Tensor:
         return scale
 
-    def mm_blocks(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    def mm_blocks(
+        self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, **_: Any
+    ) -> Tensor:
         self.forms.append("blocks")
         spread = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
         return F.linear(x, weight.float() * spread, bias)

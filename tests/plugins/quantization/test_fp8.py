@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from quantized_formats.experts import PackedLayer
 from torch import Tensor
 from treadle_fp8.config import read_config
 from treadle_fp8.scheme import Fp8Scheme
@@ -18,6 +19,7 @@ from treadle.testing.plugin import PluginSuite
 from treadle.testing.quantization import QuantizationSuite
 from treadle.testing.ranks import run_on_ranks
 from treadle_fp8_kit import quantize, scaled_mm
+from treadle_layers_kit.packed import PackedWeight
 from treadle_layers_kit.small_floats import fp8_to_float32
 
 
@@ -59,7 +61,7 @@ def test_products_in_fp8_round_the_activations(format: Fp8Format) -> None:
     tensors, weight, bias = pack(format, LAYER)
     for dtype in (torch.bfloat16, torch.float16):
         built = fill(scheme(format), LAYER, tensors, dtype)
-        assert built.method.uses_scaled_mm  # type: ignore[attr-defined]
+        assert built.method.uses_product  # type: ignore[attr-defined]
         for rows in (1, 7):
             assert 5e-3 < error(built, weight, bias, dtype, rows) < 0.06
 
@@ -97,7 +99,7 @@ def test_a_form_that_does_not_work_is_not_used(monkeypatch: pytest.MonkeyPatch) 
     layer = Layer(256, (128,))
     tensors, weight, bias = pack(Fp8Format("block"), layer)
     built = fill(scheme(Fp8Format("block")), layer, tensors, torch.bfloat16)
-    assert not built.method.uses_scaled_mm and error(built, weight, bias, torch.bfloat16, 3) < 0.01  # type: ignore[attr-defined]
+    assert not built.method.uses_product and error(built, weight, bias, torch.bfloat16, 3) < 0.01  # type: ignore[attr-defined]
     right = torch._scaled_mm
 
     def swapped(a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, **more: Any) -> Tensor:
@@ -106,7 +108,7 @@ def test_a_form_that_does_not_work_is_not_used(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "_scaled_mm", swapped)
     tensors, weight, bias = pack(Fp8Format(), LAYER)
     built = fill(scheme(Fp8Format()), LAYER, tensors, torch.bfloat16)
-    assert not built.method.uses_scaled_mm and error(built, weight, bias, torch.bfloat16, 3) < 0.01  # type: ignore[attr-defined]
+    assert not built.method.uses_product and error(built, weight, bias, torch.bfloat16, 3) < 0.01  # type: ignore[attr-defined]
 
 
 def test_blocks_are_laid_out_as_torch_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +127,7 @@ def test_blocks_are_laid_out_as_torch_wants_them(monkeypatch: pytest.MonkeyPatch
     layer = Layer(384, (256, 128), bias=True)
     tensors, weight, bias = pack(Fp8Format("block"), layer)
     built = fill(scheme(Fp8Format("block")), layer, tensors, torch.bfloat16)
-    assert built.method.uses_scaled_mm  # type: ignore[attr-defined]
+    assert built.method.uses_product  # type: ignore[attr-defined]
     assert 5e-3 < error(built, weight, bias, torch.bfloat16, 5) < 0.06
 
 
@@ -195,7 +197,25 @@ def test_kernels_that_fail_for_a_shape_are_not_used_for_it(monkeypatch: pytest.M
         layer = Layer(inputs, (64,))
         tensors, weight, bias = pack(Fp8Format(), layer)
         built = fill(quantization, layer, tensors, torch.bfloat16)
-        assert built.method.uses_scaled_mm  # type: ignore[attr-defined]
+        assert built.method.uses_product  # type: ignore[attr-defined]
         widths.clear()
         assert error(built, weight, bias, torch.bfloat16, 7) < 0.06
         assert widths == ([] if inputs == 128 else [64])
+
+
+@pytest.mark.parametrize(
+    "format",
+    [Fp8Format(), Fp8Format(static=True), Fp8Format("channel"), Fp8Format("block", block=(32, 64))],
+    ids=str,
+)
+def test_devices_without_fp8_have_kernels_that_unpack_in_registers(
+    monkeypatch: pytest.MonkeyPatch, format: Fp8Format
+) -> None:
+    monkeypatch.setattr(PackedWeight, "takes", staticmethod(lambda device, dtype: True))
+    tensors, weight, bias = pack(format, LAYER)
+    built = fill(scheme(format, DeviceInfo("cuda", (8, 0))), LAYER, tensors, torch.bfloat16)
+    assert isinstance(built.get_submodule("repacked"), PackedWeight)
+    assert {name for name, _ in built.named_parameters(recurse=False)} == {"bias"}
+    assert error(built, weight, bias, torch.bfloat16, 3) < 0.01
+    experts = PackedLayer(format, 4, 128, 64).load(torch.bfloat16, DeviceInfo("cuda", (8, 0)))
+    assert {"packed_gate_up", "packed_down"} == set(experts._modules)

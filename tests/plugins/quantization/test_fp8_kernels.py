@@ -140,11 +140,11 @@ COMPILED = """
         return code
 
     fp8, int8, fp32 = "*fp8e4nv", "*i8", "*fp32"
-    rest = dict(x_scale=fp32, w_scale=fp32, w_sum=fp32, bias="*bf16", out="*bf16")
+    rest = dict(x_scale=fp32, w_scale=fp32, w_sum=fp32, bias="*bf16", out="*bf16", order=fp32, tiles=fp32)
     types = dict(x=fp8, weight=fp8, **rest)
     def constants(tile, blocks=False, zero=False):
         sizes = dict(BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, BLOCK_K=tile.block_k, GROUP_M=tile.group_m)
-        return sizes | dict(BLOCK_SCALES=blocks, SPLIT_K=False, HAS_ZERO=zero, HAS_BIAS=zero, USE_PDL=True)
+        return sizes | dict(BLOCK_SCALES=blocks, SPLIT_K=False, HAS_ZERO=zero, HAS_BIAS=zero, EXPERTS=False, USE_PDL=True)
     for rows in (1, 17, 33, 65, 128):
         for width, depth in (4096, 4096), (4096, 12288), (6144, 4096), (24576, 4096):
             for blocks in (False, True):

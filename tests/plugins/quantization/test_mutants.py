@@ -133,9 +133,8 @@ def test_a_group_index_that_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_one_scale_for_all_fused_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
-    def largest(self: fp8.MatrixLinear, module: torch.nn.Module) -> None:
-        scale = module.get_parameter("weight_scale").data.amax()
-        self.set_scale(module, scale.expand(sum(self.sizes)))
+    def largest(self: fp8.GatedFp8Linear, scales: torch.Tensor) -> torch.Tensor:
+        return scales.amax().expand(sum(self.sizes), 1)
 
     def scheme(config: Mapping[str, Any]) -> Any:
         from treadle_fp8.config import read_config as read
@@ -144,22 +143,22 @@ def test_one_scale_for_all_fused_matrices(monkeypatch: pytest.MonkeyPatch) -> No
 
     checks = suite("quantization:fp8", Fp8Format(), scheme)
     getattr(checks, APPLIED)()
-    monkeypatch.setattr(fp8.MatrixLinear, "process_weights_after_loading", largest)
+    monkeypatch.setattr(fp8.GatedFp8Linear, "expand", largest)
     with pytest.raises(AssertionError, match="fused"):
         getattr(checks, APPLIED)()
 
 
 def test_a_model_with_rounded_scales(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    set_scale = fp8.ChannelLinear.set_scale
+    expand = fp8.GatedFp8Linear.expand
 
-    def coarse(self: fp8.ChannelLinear, module: torch.nn.Module, scale: torch.Tensor) -> None:
-        set_scale(self, module, scale.bfloat16().float())
+    def coarse(self: fp8.GatedFp8Linear, scales: torch.Tensor) -> torch.Tensor:
+        return expand(self, scales.bfloat16().float())
 
     class Checks(QuantizationSuite):
         plugin = "quantization:fp8"
         formats = {"matrix": Fp8Format()}
 
     Checks().test_a_model_is_its_dequantized_self(tmp_path / "right")
-    monkeypatch.setattr(fp8.ChannelLinear, "set_scale", coarse)
+    monkeypatch.setattr(fp8.GatedFp8Linear, "expand", coarse)
     with pytest.raises(AssertionError, match="matrix"):
         Checks().test_a_model_is_its_dequantized_self(tmp_path / "wrong")

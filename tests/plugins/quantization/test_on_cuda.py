@@ -235,4 +235,4 @@ def test_hopper_multiplies_in_fp8(name: str) -> None:
         .create(QUANTIZATION, "fp8", checkpoint=format.config(), device=DeviceInfo("cuda", CARD))
     )
     built = fill(scheme, layer, pack(format, layer)[0], torch.bfloat16, device="cuda")
-    assert built.method.uses_scaled_mm
+    assert built.method.uses_product

@@ -28,10 +28,10 @@ class Fp8Config:
     activation that a dynamic scale considers.
     """
 
-    scales: Literal["matrix", "channel", "block"]
+    scales: Literal["tensor", "channel", "block"]
     online: bool = False
     static: bool = False
-    block: tuple[int, int] = (0, 0)
+    block: tuple[int, int] = (1, 0)
     limit: float | None = None
     unquantized: tuple[str, ...] = ()
 
@@ -77,7 +77,7 @@ def read_config(method: str, checkpoint: Mapping[str, Any]) -> Fp8Config:
         )
     block = checkpoint.get("weight_block_size")
     if block is None:
-        return Fp8Config("matrix", static=scheme == "static", unquantized=unquantized)
+        return Fp8Config("tensor", static=scheme == "static", unquantized=unquantized)
     if scheme == "static":
         raise UnsupportedModelError(
             "quantization_config says activation_scheme 'static' with weight_block_size; blocks "

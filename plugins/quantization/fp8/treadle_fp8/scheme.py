@@ -5,7 +5,7 @@ from __future__ import annotations
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle_fp8.config import Fp8Config
-from treadle_fp8.linear import BlockLinear, ChannelLinear, MatrixLinear, OnlineLinear
+from treadle_fp8.linear import GatedFp8Linear, OnlineLinear
 from treadle_fp8_kit.scaled_mm import ScaledMM
 from treadle_layers_kit.quantized import is_layer_skipped
 from treadle_layers_kit.schemes import LinearScheme
@@ -34,13 +34,10 @@ class Fp8Scheme(LinearScheme):
         config = self.config
         if is_layer_skipped(spec, (*HEADS, *config.unquantized)):
             return None
-        if config.online:
-            return OnlineLinear(self._scaled_mm)
-        if config.scales == "block":
-            return BlockLinear(config.block, self._scaled_mm)
-        if config.scales == "channel":
-            return ChannelLinear(self._scaled_mm, config.limit)
-        return MatrixLinear(self._scaled_mm, static=config.static)
+        method = OnlineLinear if config.online else GatedFp8Linear
+        return method(
+            config.scales, config.block, self._scaled_mm, static=config.static, limit=config.limit
+        )
 
     def rename(self, name: str) -> str | None:
         path, _, leaf = name.rpartition(".")
