@@ -11,6 +11,7 @@ from treadle_layers_kit import ops
 from treadle_layers_kit.kernel_op import Example, KernelOp, Sizes, scalar, tensor
 from treadle_layers_kit.packed_experts import packed_experts
 from treadle_layers_kit.packed_layout import E2M1, pack_words
+from treadle_layers_kit.packed_order import NOWHERE, reorder_experts
 
 __all__ = ("EXPERT_OPS", "example_scales", "example_words")
 
@@ -36,6 +37,14 @@ def of_experts(example: Callable[[Sizes, torch.dtype, Generator], Tensor]) -> Ex
 
 def example_choices(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
     return torch.rand(sizes["rows"], sizes["experts"], generator=generator).topk(2).indices
+
+
+def example_order(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
+    """Each expert has one of its own, and places without an input."""
+    orders = [torch.randperm(sizes["places"], generator=generator) for _ in range(sizes["experts"])]
+    return (
+        torch.stack(orders).masked_fill_(torch.stack(orders) >= sizes["in_features"], NOWHERE).int()
+    )
 
 
 def example_logits(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
@@ -88,6 +97,22 @@ EXPERT_OPS: tuple[KernelOp, ...] = (
         reference=ops.clamped_swiglu,
         example_sizes={"size": 2880},
         small_sizes={"size": 72},
+    ),
+    KernelOp(
+        name="reorder_experts",
+        about="""For each choice of an expert, the features of its token's row in the order of the expert: feature order[expert, i]
+        is in place i, and zero where order is in_features or more. x has a row for each token or for each choice.""",
+        used_by="PackedExperts.reorder_op",
+        args=(
+            tensor("x", "rows, in_features", strided=True),
+            tensor("topk_ids", "rows, k", dtype="int64"),
+            tensor("order", "experts, places", dtype="int32"),
+        ),
+        returns=(tensor("y", "rows * k, places", exact=True),),
+        reference=reorder_experts,
+        example_sizes={"in_features": 4096, "places": 4096, "experts": 8},
+        small_sizes={"in_features": 90, "places": 96, "experts": 4},
+        examples={"topk_ids": example_choices, "order": example_order},
     ),
     KernelOp(
         name="packed_experts",

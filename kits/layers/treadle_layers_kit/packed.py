@@ -6,11 +6,18 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treadle_layers_kit.fusion import Site
-from treadle_layers_kit.packed_layout import Levels, pack_words, packed_linear, run_of
-from treadle_layers_kit.packed_order import arrange, reorder
+from treadle_layers_kit.packed_layout import (
+    Levels,
+    pack_words,
+    packed_linear,
+    run_of,
+    unpack_words,
+)
+from treadle_layers_kit.packed_order import NOWHERE, arrange, reorder
 
 __all__ = ("PackedParts", "PackedWeight")
 
@@ -30,6 +37,10 @@ class PackedWeight(nn.Module):
     are counted.
     """
 
+    codes: Tensor
+    scales: Tensor | None
+    offsets: Tensor | None
+    factors: Tensor | None
     order: Tensor | None
 
     def __init__(
@@ -120,6 +131,23 @@ class PackedWeight(nn.Module):
             group if groups > 1 else codes_group(inputs),
             None if order is None else order.places,
         )
+
+    def regrouped(self, group: int, inputs: int) -> PackedWeight | None:
+        """Return the same weight in ``group``, which divides this one's, and with as many ``inputs``, the last ones nowhere;
+        ``None`` if kernels take no such group, or inputs are in order."""
+        run, more = run_of(self.levels, group), inputs - self.inputs
+        if run is None or self.order is None:
+            return None
+        codes = F.pad(unpack_words(self.codes, self.levels)[:, : self.inputs], (0, more))
+        scales, offsets = (
+            None if t is None else F.pad(t.repeat_interleave(self.group // group, 0), (0, 0, 0, more // group))
+            for t in (self.scales, self.offsets)
+        )  # fmt: skip
+        order = F.pad(self.order, (0, more), value=NOWHERE)
+        words = pack_words(codes, self.levels, run)
+        return PackedWeight(
+            words, scales, offsets, self.factors, self.levels, inputs, group, order
+        )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., in]`` to ``[..., out]``, in the type of ``x``."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
+from math import gcd
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,7 @@ from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.int4_layout import BIAS
 from treadle_layers_kit.packed import PackedWeight
 from treadle_layers_kit.packed_layout import WHOLE, Levels, unpack
+from treadle_layers_kit.packed_order import reorder_experts
 from treadle_layers_kit.rounded_inputs import SupportsExperts
 
 __all__ = (
@@ -61,7 +64,9 @@ def packed_experts(
 
 
 class PackedExperts(nn.Module):
-    """One matrix of each expert; a module of ``Experts``."""
+    """One matrix of each expert; a module of ``Experts``. ``order`` int32 ``[experts, inputs]``: where these lie in a row."""
+
+    order: Tensor | None
 
     def __init__(self, first: PackedWeight, experts: int) -> None:
         """Room for as many as ``first``, which ``put`` fills."""
@@ -71,15 +76,24 @@ class PackedExperts(nn.Module):
             room = None if tensor is None else tensor.new_empty(experts, *tensor.shape)
             parameter = None if room is None else nn.Parameter(room, requires_grad=False)
             self.register_parameter(name, parameter)
+        order = first.order
+        room = None if order is None else order.new_empty((experts, len(order)), dtype=torch.int32)
+        self.register_buffer("order", room, persistent=False)
         self.levels, self.inputs, self.group = first.levels, first.inputs, first.group
         self.op: Operation = packed_experts
+        self.reorder_op: Operation = reorder_experts
 
     @classmethod
     def stack(cls, weights: Iterable[PackedWeight | None], experts: int) -> PackedExperts | None:
-        """``None`` if a matrix is not packed, or not as the first one is, or has inputs in an order of its own."""
+        """``None`` if a matrix is not packed, or not as the first one is."""
+        weights = iter(weights)
+        first = next(weights, None)
+        weights = chain((first,), weights)
+        if first is not None and first.order is not None:
+            weights = alike(list(weights))
         stacked: PackedExperts | None = None
         for expert, weight in enumerate(weights):
-            if weight is None or weight.order is not None:
+            if weight is None:
                 return None
             stacked = stacked or cls(weight, experts)
             if not stacked.put(expert, weight):
@@ -90,19 +104,22 @@ class PackedExperts(nn.Module):
         """Store the matrix of an expert; false if it is not packed as the others are."""
         if (weight.levels, weight.inputs, weight.group) != (self.levels, self.inputs, self.group):
             return False
-        for name in ("codes", *STEPS):
+        for name in ("codes", *STEPS, "order"):
             source, room = getattr(weight, name), getattr(self, name)
             if (source is None) != (room is None):
                 return False
             if source is None:
                 continue
-            if source.dtype != room.dtype or source.shape != room.shape[1:]:
+            is_same_type = source.dtype == room.dtype or name == "order"
+            if not is_same_type or source.shape != room.shape[1:]:
                 return False
             room.data[expert] = source
         return True
 
     def forward(self, x: Tensor, topk_ids: Tensor, bias: Tensor | None = None) -> Tensor:
         """A row of ``x`` for each token, or for each choice, to ``[choices, out]``; ``bias`` ``[experts, out]``."""
+        if self.order is not None:
+            x = self.reorder_op(x, topk_ids, self.order)
         steps = (self.scales, self.offsets, self.factors)
         sizes = (self.levels, self.inputs, self.group)
         return self.op(x, topk_ids, self.codes, *steps, *sizes, bias)
@@ -113,10 +130,13 @@ class PackedExperts(nn.Module):
         sizes |= {"experts": experts, "group": self.group}
         sizes["bits"] = 8 if isinstance(self.levels, str) else 4
         yield Site(path, ("packed_experts",), (sizes,), partial(setattr, self, "op"))
+        if self.order is not None:
+            sizes = {"experts": experts, "places": self.inputs}
+            yield Site(path, ("reorder_experts",), (sizes,), partial(setattr, self, "reorder_op"))
 
 
 def as_packed(linear: nn.Module, dtype: torch.dtype) -> PackedWeight | None:
-    """The weight of a linear layer of ``dtype``, if its method has repacked it or can; of int4 only in the order of inputs."""
+    """The weight of a linear layer of ``dtype``, if its method has repacked it or can."""
     method = getattr(linear, "method", None)
     if isinstance(method, SupportsExperts) and method.uses_product:
         return method.packed(linear)
@@ -124,19 +144,33 @@ def as_packed(linear: nn.Module, dtype: torch.dtype) -> PackedWeight | None:
         if isinstance(child, PackedWeight):
             return child
         if isinstance(child, PackedInt4):
-            return _of_int4(child, dtype) if child.in_order else None
+            return _of_int4(child, dtype, None if child.in_order else linear.get_buffer("order"))
     return None
 
 
-def _of_int4(weight: PackedInt4, dtype: torch.dtype) -> PackedWeight:
+def _of_int4(weight: PackedInt4, dtype: torch.dtype, order: Tensor | None) -> PackedWeight:
     """The layout of the codes is the same; steps have the scale in the upper half, and the zero."""
     halves = weight.scales.data.view(torch.int16).unflatten(1, (-1, 2))
     zeros = -halves[..., 0].view(dtype).float() - BIAS[dtype]
     scales = halves[..., 1].view(torch.float16).contiguous()
     offsets = -zeros * scales.float()
     return PackedWeight(
-        weight.codes.data, scales, offsets, None, WHOLE, weight.inputs, weight.group
+        weight.codes.data, scales, offsets, None, WHOLE, weight.inputs, weight.group, order
     )
+
+
+def alike(weights: list[PackedWeight | None]) -> list[PackedWeight | None]:
+    """Bring weights with inputs in orders of their own into as many places, of groups of one size.
+
+    Ranks that share the inputs have another number of each group's in every expert.
+    """
+    found = [weight for weight in weights if weight is not None and weight.order is not None]
+    kinds = {(weight.inputs, weight.group) for weight in found}
+    if len(found) < len(weights) or len(kinds) == 1:
+        return weights
+    group = gcd(*(size for _, size in kinds))
+    inputs = max(places for places, _ in kinds)
+    return [weight.regrouped(group, inputs) for weight in found]
 
 
 def biases_of(module: nn.Module) -> Iterator[Tensor | None]:

@@ -30,6 +30,7 @@ __all__ = (
     "packed_linear",
     "run_of",
     "unpack",
+    "unpack_words",
 )
 
 Levels = tuple[float, ...] | str
@@ -76,6 +77,14 @@ def pack_words(codes: Tensor, levels: Levels, run: int) -> Tensor:
     return words.transpose(0, 1).to(torch.int16).contiguous()
 
 
+def unpack_words(words: Tensor, levels: Levels) -> Tensor:
+    """What ``pack_words`` got, as int32 ``[out, in]``, with codes of zero up to the end of the last chunk."""
+    places = PLACES[isinstance(levels, str)]
+    shifts = torch.arange(0, 16, 16 // places, device=words.device)[:, None]
+    stored = words.transpose(0, 1)[:, :, None].int() >> shifts & (1 << 16 // places) - 1
+    return stored.flatten(1)
+
+
 def codes_of_bytes(packed: Tensor, bits: int) -> Tensor:
     """Codes of 1, 2, 4 or 8 bits, the first in the lowest bits of a byte, to uint8 ``[out, in]``."""
     if bits == 8:
@@ -100,17 +109,14 @@ def unpack(
     group: int,
 ) -> Tensor:
     """The weight in float32 ``[out, inputs]``."""
-    places = PLACES[isinstance(levels, str)]
-    shifts = torch.arange(0, 16, 16 // places, device=codes.device)[:, None]
-    stored = codes.transpose(0, 1)[:, :, None].int() >> shifts & (1 << 16 // places) - 1
+    stored = unpack_words(codes, levels)
     if isinstance(levels, str):
-        numbers = stored.to(torch.uint8).view(getattr(torch, levels)).float().flatten(1)
+        numbers = stored.to(torch.uint8).view(getattr(torch, levels)).float()
     else:
         # Made on the device: a table would be a copy from the host, which no CUDA graph may hold.
         numbers = torch.zeros_like(stored, dtype=torch.float32)
         for code, level in enumerate(levels):
             numbers.masked_fill_(stored == code, level)
-        numbers = numbers.flatten(1)
     numbers = numbers[:, :inputs]
     if scales is not None:
         numbers = numbers * _spread(scales_in_float(scales), group, inputs)

@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ("Order", "arrange")
+__all__ = ("NOWHERE", "Order", "arrange", "reorder", "reorder_experts")
 
 UNIT = 16
 """Groups of ``packed_linear`` are multiples of it."""
+NOWHERE = 2**31 - 1
+"""A place without an input, however many there are."""
 MAX_ROOM = 2
 """Places for each input, at most: beyond, codes take as much memory as numbers do."""
 
@@ -37,6 +39,14 @@ def reorder(columns: Tensor, places: Tensor) -> Tensor:
     if len(places) > columns.shape[-1]:
         columns = F.pad(columns, (0, 1))
     return columns.index_select(-1, places)
+
+
+def reorder_experts(x: Tensor, topk_ids: Tensor, order: Tensor) -> Tensor:
+    """The operation of ``treadle_layers_kit.kernel_ops``, by torch's own."""
+    flat = topk_ids.reshape(-1)
+    rows = x.repeat_interleave(len(flat) // max(1, len(x)), dim=0)
+    places = order.index_select(0, flat).clamp(max=x.shape[1]).long()
+    return F.pad(rows, (0, 1)).gather(1, places)
 
 
 def arrange(index: Tensor, bits: int, step_bits: int) -> Order | None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from quantized_formats.bitsandbytes import FourBitFormat, Int8Format
 from quantized_formats.compressed_tensors import IntFormat, UnpackedFormat
+from quantized_formats.experts import PackedLayer, choices
 from quantized_formats.gguf_blocks import RandomBlocks
 from quantized_formats.hqq import HqqFormat
 from quantized_formats.loaded import as_loaded
@@ -25,6 +26,7 @@ from treadle.plugins import PluginManager
 from treadle.testing.linears import Layer, QuantizedLinear, fill, pack
 from treadle.testing.packing import AwqFormat, Format, GptqFormat, Packed
 from treadle.testing.ranks import run_on_ranks
+from treadle_layers_kit import Experts
 from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.packed import PackedParts, PackedWeight
 from treadle_layers_kit.packed_experts import PackedExperts, as_packed
@@ -166,22 +168,61 @@ def test_types_of_a_fused_layer_are_multiplied_one_after_the_other() -> None:
 
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize(
-    ("format", "is_stacked"),
+    "format",
     [
-        (RandomBlocks("Q4_K"), True),
-        (GptqFormat(3, 128), True),
-        (GptqFormat(), True),
-        (GptqFormat(desc_act=True), False),  # each expert has an order of its own
-        (GptqFormat(8, desc_act=True), False),
-        (AwqFormat(8), False),
+        RandomBlocks("Q4_K"),
+        GptqFormat(3, 128),
+        GptqFormat(),
+        GptqFormat(desc_act=True),
+        GptqFormat(8, desc_act=True),
+        AwqFormat(8),  # has places without an input
     ],
     ids=str,
 )
-def test_experts_are_stacked_where_inputs_are_in_order(format: Format, is_stacked: bool) -> None:
+def test_experts_are_stacked(format: Format) -> None:
     built, *_ = load(format, Layer(512, (64,)), torch.bfloat16)
     assert is_packed(built)
-    stacked = PackedExperts.stack([as_packed(built, torch.bfloat16)] * 3, 3)
-    assert (stacked is not None) == is_stacked
+    assert PackedExperts.stack([as_packed(built, torch.bfloat16)] * 3, 3) is not None
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize(
+    "format",
+    [
+        GptqFormat(desc_act=True),
+        GptqFormat(group_size=64, desc_act=True, sym=False),
+        GptqFormat(8, 64, desc_act=True, sym=False),
+        IntFormat(act_order=True, symmetric=False),
+    ],
+    ids=str,
+)
+def test_experts_have_inputs_in_orders_of_their_own(format: Format) -> None:
+    """Ranks that share the inputs have another number of each group's in every expert."""
+    layer = PackedLayer(format, 4, 256, 128)
+
+    def turn(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("g_idx")]:
+            expert = int(name.split(".experts.")[1].split(".")[0])
+            tensors[name] = tensors[name].roll(5 * expert)
+
+    def apply(built: Experts, x: Tensor, ids: Tensor) -> Tensor:
+        return built.method.apply(built, x, ids, built.op).float()
+
+    reference = layer.load(torch.float32, DeviceInfo("cpu"), change=turn)
+    built = layer.load(torch.float16, CUDA, change=turn)
+    shares = run_on_ranks(
+        2, lambda ranks: layer.load(torch.float16, CUDA, tp_group=ranks, change=turn)
+    )
+    for part in built, *shares:
+        assert {"packed_gate_up", "packed_down"} == set(part._modules)
+        order: Any = part.get_submodule("packed_down").order
+        assert order.dtype is torch.int32 and not torch.equal(order[0], order[1])
+    for tokens in 1, 7:
+        x, ids = torch.randn(tokens, 256), choices(tokens, 2, 4)
+        expected = apply(reference, x, ids)
+        assert error(apply(built, x.half(), ids), expected) < 3e-3
+        parts = [apply(share, x.half(), ids) for share in shares]
+        assert error(parts[0] + parts[1], expected) < 3e-3
 
 
 @pytest.mark.usefixtures("_kernels")

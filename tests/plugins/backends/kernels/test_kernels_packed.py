@@ -73,6 +73,14 @@ EQUAL = f"""
                     y = PackedExperts(torch.float16)(x.half(), ids, *stacked, weight[4], 192, group, half)
                     want = packed_experts(x, ids, *stacked, weight[4], 192, group, bias)
                     assert y.shape == (2 * tokens, 24) and (y - want).norm() < 1e-3 * want.norm()
+    from treadle_kernels_triton.packed.reorder import reorder_experts
+    from treadle_layers_kit import packed_order
+
+    order = torch.stack([torch.randperm(1100) for _ in range(4)]).int()  # beyond one block, and the inputs
+    for tokens, rows in (1, 1), (9, 9), (9, 18):
+        ids, x = torch.rand(tokens, 4).topk(2).indices, torch.randn(rows, 2, 1090).half()[:, 1]
+        assert torch.equal(reorder_experts(x, ids, order), packed_order.reorder_experts(x, ids, order))
+    assert reorder_experts(x[:0], ids[:0], order).shape == (0, 1100)
     from treadle_kernels_triton.packed import self_check
 
     cpu, self_check.OUT_FEATURES, self_check.IN_FEATURES = torch.device("cpu"), 32, 64
@@ -196,6 +204,22 @@ def test_kernels_equal_the_plain_product(dtype: torch.dtype) -> None:
         assert torch.equal(op(x, *weight, 1280, group), y), "every run has the same numbers"
         other = packed_linear(x.float(), *weight, 1280, group)
         assert torch.allclose(op(x.float(), *weight, 1280, group), other)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(CARD is None or CARD < (8, 0), reason="needs a CUDA device")
+def test_kernels_reorder_experts() -> None:
+    from treadle_kernels_triton.packed.reorder import reorder_experts
+
+    from treadle_layers_kit import packed_order
+
+    order = torch.stack([torch.randperm(2064) for _ in range(9)]).int().cuda()
+    for tokens in (1, 40, 700):
+        ids = torch.rand(tokens, 9, device="cuda").topk(3).indices
+        for x in torch.randn(tokens, 2048), torch.randn(3 * tokens, 2048):
+            x = x.cuda().bfloat16()
+            want = packed_order.reorder_experts(x, ids, order)
+            assert torch.equal(reorder_experts(x, ids, order, use_pdl=CARD >= (9, 0)), want)
 
 
 @pytest.mark.gpu

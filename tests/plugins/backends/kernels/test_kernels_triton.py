@@ -179,6 +179,7 @@ BUILDS = """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from treadle_kernels_triton import activation, linear, norm, rotary, sample, split_k_reduce
+    from treadle_kernels_triton.packed import reorder
 
     def build(kernel, warps, constants, **types):
         names = kernel.arg_names
@@ -223,6 +224,8 @@ BUILDS = """
     chosen = dict(NUM_SPLITS=4, BLOCK_SIZE=1024, USE_PDL=True)
     assert build(split_k_reduce.reduce_split_k_kernel, 4, chosen, partials="*fp32", **sizes) > 0
     assert build(activation.silu_and_mul_kernel, 4, dict(INTERMEDIATE_SIZE=3072, BLOCK_SIZE=2048, USE_PDL=True)) == 0
+    sizes = dict.fromkeys(("K", "P", "stride", "shared", "num_experts"), "i32") | dict(topk_ids="*i64", order="*i32")
+    assert build(reorder.reorder_experts_kernel, 4, dict(BLOCK=1024, USE_PDL=True), **sizes) == 0
 """
 PROLOGUE = """
     import torch

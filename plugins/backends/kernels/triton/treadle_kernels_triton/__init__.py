@@ -30,6 +30,7 @@ MODULES = {
     "int4_linear": "int4.linear",
     "packed_linear": "packed.linear",
     "packed_experts": "packed.experts",
+    "reorder_experts": "packed.reorder",
     "sample": "sample",
     "argmax": "sample",
     "apply_bitmask": "bitmask",
