@@ -30,7 +30,9 @@ from treadle_layers_kit import Experts
 from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.packed import PackedParts, PackedWeight
 from treadle_layers_kit.packed_experts import PackedExperts, as_packed
+from treadle_worker_kit.fusion import apply_fusions, kernel_finder
 
+CARD = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 CUDA = DeviceInfo("cuda", (9, 0))
 LIMITS = {torch.float16: 2e-3, torch.bfloat16: 8e-3}
 
@@ -185,29 +187,45 @@ def test_experts_are_stacked(format: Format) -> None:
     assert PackedExperts.stack([as_packed(built, torch.bfloat16)] * 3, 3) is not None
 
 
-@pytest.mark.usefixtures("_kernels")
-@pytest.mark.parametrize(
-    "format",
-    [
-        GptqFormat(desc_act=True),
-        GptqFormat(group_size=64, desc_act=True, sym=False),
-        GptqFormat(8, 64, desc_act=True, sym=False),
-        IntFormat(act_order=True, symmetric=False),
-    ],
-    ids=str,
+ACT_ORDER: tuple[Format, ...] = (
+    GptqFormat(desc_act=True),
+    GptqFormat(group_size=64, desc_act=True, sym=False),
+    GptqFormat(8, 64, desc_act=True, sym=False),
+    IntFormat(act_order=True, symmetric=False),
 )
+
+
+def turn(tensors: dict[str, Tensor]) -> None:
+    """Give every expert an order of its own."""
+    for name in [name for name in tensors if name.endswith("g_idx")]:
+        expert = int(name.split(".experts.")[1].split(".")[0])
+        tensors[name] = tensors[name].roll(5 * expert)
+
+
+def apply(built: Experts, x: Tensor, ids: Tensor) -> Tensor:
+    return built.method.apply(built, x, ids, built.op).float()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(CARD is None or CARD < (8, 0), reason="needs a CUDA device")
+@pytest.mark.parametrize("format", ACT_ORDER, ids=str)
+def test_a_card_reads_experts_in_orders_of_their_own(format: Format) -> None:
+    layer, target = PackedLayer(format, 8, 512, 256), DeviceInfo("cuda", CARD)
+    reference = layer.load(torch.float32, DeviceInfo("cpu"), change=turn)
+    built = layer.load(torch.bfloat16, target, device="cuda", change=turn)
+    served = apply_fusions(built, kernel_finder(PluginManager()), target, "bfloat16")
+    assert {"packed_experts", "reorder_experts"} <= set(served.backends)
+    for tokens in 1, 40, 700:
+        x, ids = torch.randn(tokens, 512).bfloat16(), choices(tokens, 3, 8)
+        y = apply(built, x.cuda(), ids.cuda()).cpu()
+        assert error(y, apply(reference, x.float(), ids)) < 2e-2
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("format", ACT_ORDER, ids=str)
 def test_experts_have_inputs_in_orders_of_their_own(format: Format) -> None:
     """Ranks that share the inputs have another number of each group's in every expert."""
     layer = PackedLayer(format, 4, 256, 128)
-
-    def turn(tensors: dict[str, Tensor]) -> None:
-        for name in [name for name in tensors if name.endswith("g_idx")]:
-            expert = int(name.split(".experts.")[1].split(".")[0])
-            tensors[name] = tensors[name].roll(5 * expert)
-
-    def apply(built: Experts, x: Tensor, ids: Tensor) -> Tensor:
-        return built.method.apply(built, x, ids, built.op).float()
-
     reference = layer.load(torch.float32, DeviceInfo("cpu"), change=turn)
     built = layer.load(torch.float16, CUDA, change=turn)
     shares = run_on_ranks(
