@@ -1,8 +1,8 @@
 """Kernels around products in FP8 and int8: rounding activations, products of few rows and, in int8, of many.
 
 cuBLAS multiplies FP8 matrices with a scale for each row in tiles of 128 rows, however few there are. Here
-the weight is the left side of the product and the activations, 16 to 256 columns wide, the right one,
-and programs share the inputs of an output where there are too few outputs to fill the device.
+the weight is the left side of the product and the activations, 16 to 256 columns wide, the right one (but the other way round
+for 64 rows and more with scales by block), and programs share the inputs of an output where there are too few outputs to fill the device.
 
 The same kernel multiplies the rows that chose an expert by the expert's weight, for all experts at once.
 """
@@ -79,6 +79,8 @@ def scaled_mm_kernel(
     """Program (block of outputs, share of the inputs, block of rows)."""
     launch_dependents(USE_PDL)
     INT8: tl.constexpr = weight.dtype.element_ty == tl.int8
+    # A thread has sums of 2 rows of the left side, but of many columns of the right one, each with a scale to load.
+    ROWS_LEFT: tl.constexpr = BLOCK_SCALES and BLOCK_M >= 64
     pid_n, pid_m = _block_of(tl.cdiv(N, BLOCK_N), GROUP_M)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -105,7 +107,9 @@ def scaled_mm_kernel(
     w_scale_ptrs = w_scale + pid_n * BLOCK_N // 128 * w_stride
     if not EXPERTS:
         wait_for_previous_kernel(USE_PDL)
-    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.int32 if INT8 else tl.float32)
+    LEFT: tl.constexpr = BLOCK_M if ROWS_LEFT else BLOCK_N
+    RIGHT: tl.constexpr = BLOCK_N if ROWS_LEFT else BLOCK_M
+    acc = tl.zeros([LEFT, RIGHT], tl.int32 if INT8 else tl.float32)
     next_scale = tl.zeros([BLOCK_M], tl.float32)
     if BLOCK_SCALES:
         next_scale = tl.load(x_scale + k_begin // 128 * x_stride + rows, mask=mask_m, other=0.0)
@@ -127,11 +131,13 @@ def scaled_mm_kernel(
                 x_scale + next_block * x_stride + rows, mask=mask_m & has_next, other=0.0
             )
             next_scale *= tl.load(w_scale_ptrs + next_block, mask=has_next, other=0.0)
-            acc += tl.dot(w_tile, x_tile) * row_scale[None, :]
+            part = tl.dot(x_tile.T, w_tile.T) if ROWS_LEFT else tl.dot(w_tile, x_tile)
+            acc += part * (row_scale[:, None] if ROWS_LEFT else row_scale[None, :])
         else:
             # Hopper sums products in FP8 with few bits; every 128 of them are added in float32.
             acc = tl.dot(w_tile, x_tile, acc, max_num_imprecise_acc=128)
     mask = mask_n[:, None] & mask_m[None, :]
+    acc = acc.T if ROWS_LEFT else acc
     if SPLIT_K:
         partial_row = (tl.program_id(1) * M + offs_m).to(tl.int64)
         tl.store(out + partial_row[None, :] * N + offs_n[:, None], acc, mask=mask)

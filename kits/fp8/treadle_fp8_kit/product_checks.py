@@ -79,7 +79,7 @@ def check_experts(
     sums = weight.sum(dim=2).float() if has_zero else None
     for part in (*_batches(x), x):
         chosen = torch.arange(len(part), device=x.device) % max(1, experts - 1)
-        grouping = scaled_mm.group(chosen[:, None], experts)
+        grouping = scaled_mm.group(chosen[:, None], scale)
         y = scaled_mm.mm_experts(part, grouping, weight, scale, sums=sums)
         by_all = (part.float() @ dense.flatten(0, 1).t()).unflatten(1, (experts, -1))
         if not _is_near(y, by_all[torch.arange(len(part), device=x.device), chosen]):

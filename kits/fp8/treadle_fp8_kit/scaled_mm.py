@@ -153,10 +153,11 @@ class ScaledMM:
             lambda: check_experts(self, weight, dtype, is_by_block, has_zero),
         )
 
-    def group(self, topk_ids: Tensor, experts: int) -> Grouping:
-        """Sort what tokens chose, int64 ``[tokens, k]``, for products with all matrices of a layer."""
-        tokens, k = topk_ids.shape
-        tile = choose_experts_tile(tokens, k, experts).fit(self._shared_bytes)
+    def group(self, topk_ids: Tensor, scale: Tensor) -> Grouping:
+        """Sort what tokens chose, int64 ``[tokens, k]``, for products with all matrices of a layer; ``scale`` is that of any."""
+        (tokens, k), experts = topk_ids.shape, len(scale)
+        tile = choose_experts_tile(tokens, k, experts, has_block_scales=scale.dim() == 3)
+        tile = tile.fit(self._shared_bytes)
         order, tiles = self._kernels.plan(topk_ids, experts, tile.block_m, use_pdl=self._use_pdl)
         return Grouping(order, tiles, tile)
 

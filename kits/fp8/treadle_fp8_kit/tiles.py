@@ -8,6 +8,8 @@ __all__ = ("BLOCK", "Tile", "choose_experts_tile", "choose_int8_tile", "choose_t
 
 BLOCK = 128
 """Inputs, and outputs, of one scale where scales are by block."""
+CUBLAS_BLOCKS = 4
+"""Blocks of inputs of which cuBLAS takes a multiple: with another number torch refuses, or the product is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +31,24 @@ class Tile:
         return self if most >= self.num_stages else replace(self, num_stages=max(most, 1))
 
 
+MANY_BY_BLOCK = Tile(128, 64, BLOCK, 4, 4, group_m=8)
+"""For many rows with scales by block: of two such programs on a multiprocessor one multiplies while the other one scales, and
+their sums fit into registers."""
+
+
 def choose_tile(
     rows: int, out_features: int, in_features: int, has_block_scales: bool = False
 ) -> Tile | None:
     """For ``[rows, in_features]`` by ``[out_features, in_features]``; ``None``: cuBLAS is the better one.
 
     Measured on one H200 with ``benchmarks/fp8.py``, the shapes of Qwen3-8B: with a scale for each row the
-    kernel takes 0.5 to 0.9 of cuBLAS's time for up to 64 rows, and of 4,096 outputs for up to 128.
+    kernel takes 0.5 to 0.9 of cuBLAS's time for up to 64 rows, and of 4,096 outputs for up to 128. Of block scales that
+    cuBLAS does not take, the kernel multiplies all rows.
     """
     is_narrow, is_deep = out_features <= 4096, in_features > 8192
     if has_block_scales:
         if rows > 64:
-            return None
+            return None if in_features % (CUBLAS_BLOCKS * BLOCK) == 0 else MANY_BY_BLOCK
         return Tile(64, _block_m(rows), BLOCK, 4, 4, 4 if out_features <= 8192 else 1)
     if rows > 128 or (rows > 64 and not is_narrow):
         return None
@@ -75,14 +83,16 @@ def choose_int8_tile(rows: int, out_features: int, in_features: int) -> Tile:
     return Tile(64, 128, 128, 4, 4, 2 if programs <= 128 else 1, group_m=8)
 
 
-def choose_experts_tile(tokens: int, k: int, experts: int) -> Tile:
+def choose_experts_tile(
+    tokens: int, k: int, experts: int, *, has_block_scales: bool = False
+) -> Tile:
     """For ``tokens`` that choose ``k`` of ``experts``: room for twice the mean of an expert.
 
-    As above, of more than 512 tokens all have the same tile. One serves FP8, with either kind of scales, and int8.
+    As above, of more than 512 tokens all have the same tile, whether in FP8 or int8.
     """
     room = 2 * -(-tokens * k // experts)
     if tokens > 512 or room > 64:
-        return Tile(128, 128, 128, 8, 4, group_m=8)
+        return MANY_BY_BLOCK if has_block_scales else Tile(128, 128, 128, 8, 4, group_m=8)
     return Tile(64, _block_m(room), 128, 4, 6 if room <= 32 else 5, group_m=8)
 
 

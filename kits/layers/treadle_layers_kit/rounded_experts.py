@@ -84,7 +84,7 @@ def apply_rounded(
 ) -> Tensor:
     """``[tokens, k, hidden]`` by the ``RoundedExperts`` that are modules of ``module``; ``is_silu``: what ``activation`` is."""
     gate_up, down = (getattr(module, f"rounded_{stack}") for stack in STACKS)
-    grouping = gate_up.product.group(topk_ids, len(gate_up.weight))
+    grouping = gate_up.product.group(topk_ids, gate_up.scale)
     y: Tensor = gate_up(x, grouping)
     y = down(y, grouping, gated=True) if is_silu else down(activation(y), grouping)
     return y.view(*topk_ids.shape, y.shape[1])

@@ -202,6 +202,8 @@ def test_kernels_compile_for_hopper_and_wait_before_they_read() -> None:
 def test_tiles_follow_the_problem() -> None:
     for blocks in (False, True):
         assert choose_tile(129, 4096, 4096, blocks) is None, "cuBLAS is faster"
+        narrow_blocks = choose_tile(129, 4096, 768, blocks)
+        assert (narrow_blocks is not None) == blocks, "cuBLAS takes multiples of 4 blocks"
         for rows in (1, 16, 17, 64):
             tile = choose_tile(rows, 24576, 4096, blocks)
             assert tile is not None and tile.block_m >= min(rows, 16)

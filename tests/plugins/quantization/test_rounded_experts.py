@@ -58,7 +58,7 @@ PROLOGUE = f"""
     import torch
     from treadle_fp8_kit import kernels, quantize
     from treadle_fp8_kit.kernels import multiply
-    from treadle_fp8_kit.tiles import Tile
+    from treadle_fp8_kit.tiles import MANY_BY_BLOCK, Tile
     from treadle_triton_kit.expert_tiles import plan
     torch.manual_seed(0)
     def close(found, want, limit):
@@ -87,7 +87,7 @@ PLANNED = """
 GROUPED = """
     small, large = Tile(64, 16, 128, 4, 4, group_m=8), Tile(32, 32, 128, 4, 3, group_m=1)
     for tokens, k, experts, width, depth, tile in (
-        (1, 1, 1, 48, 64, small), (1, 3, 5, 33, 208, small), (9, 2, 4, 128, 256, small), (70, 2, 3, 200, 336, large),
+        (1, 1, 1, 48, 64, small), (1, 3, 5, 33, 208, small), (9, 2, 4, 128, 256, small), (70, 2, 3, 200, 336, large), (150, 2, 3, 256, 640, small),
     ):
         ids = torch.rand(tokens, max(k, experts - 1)).topk(k).indices  # the last one has no rows
         grouping, flat = plan(ids, experts, tile.block_m), ids.flatten()
@@ -110,11 +110,15 @@ GROUPED = """
             scale = torch.rand(experts, width // 128, depth // 128) + 0.5
             few, own = quantize.quantize_per_block(x, rows)
             dense = weight.double() * scale.repeat_interleave(128, 1).repeat_interleave(128, 2)
-            y = multiply(few, own, weight, scale, None, torch.float32, Tile(64, 16, 128, 4, 4, group_m=8), grouping=grouping, use_pdl=False)
-            close(y, torch.einsum("mk,mnk->mn", (few.double() * own.repeat_interleave(128, 1))[spread], dense[flat]), 1e-5)
+            want = torch.einsum("mk,mnk->mn", (few.double() * own.repeat_interleave(128, 1))[spread], dense[flat])
+            for block_tile in Tile(64, 16, 128, 4, 4, group_m=8), MANY_BY_BLOCK:
+                sorted_by = plan(ids, experts, block_tile.block_m)
+                y = multiply(few, own, weight, scale, None, torch.float32, block_tile, grouping=sorted_by, use_pdl=False)
+                close(y, want, 1e-5)
 """
 LAYERS = """
     from threading import Lock
+    from torch.utils._python_dispatch import TorchDispatchMode
     from treadle_fp8_kit import product_checks, scaled_mm
 
     lock = Lock()  # ranks are threads, of which the interpreter knows one
@@ -152,6 +156,12 @@ LAYERS = """
     from treadle_layers_kit import ops
     from treadle_layers_kit.rounded_experts import RoundedExperts
 
+    class NoWaits(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), named=None):
+            assert torch.Tag.data_dependent_output not in function.tags, function
+            assert torch.Tag.dynamic_output_shape not in function.tags, function
+            return function(*arguments, **(named or {}))
+
     hopper = DeviceInfo("cuda", (9, 0))
     blocks = Fp8Format("block")
     for format, online, limit in (
@@ -171,7 +181,8 @@ LAYERS = """
         assert "0" in alone._modules
         for tokens in 0, 1, 9:
             x, ids = torch.randn(tokens, hidden).half(), choices(tokens, 2, 4, last=1)
-            y = built.method.apply(built, x, ids, ops.silu_and_mul)
+            with NoWaits():
+                y = built.method.apply(built, x, ids, ops.silu_and_mul)
             assert y.shape == (tokens, 2, hidden) and y.dtype is torch.float16
             if not tokens:
                 continue
@@ -191,20 +202,33 @@ LAYERS = """
         def mm_experts(self, *arguments, **named):
             return super().mm_experts(*arguments, **named).roll(1, 0)
 
-    wrong = Wrong(hopper)
+    wrong, said = Wrong(hopper), []
+    scaled_mm.log.setLevel("INFO")
+    scaled_mm.log.addFilter(lambda record: said.append(record.getMessage()) or True)
     like, scale = torch.zeros(4, 128, 128, dtype=torch.int8), torch.ones(4, 128)
     Interpreted.groups = True
     assert Interpreted(hopper).supports_experts(like, scale, torch.float16)
+    assert not said
     assert not wrong.supports_experts(like, scale, torch.float16), "results that are wrong are noticed"
+    assert said == ["no int8 product of experts [4, 128, 128] (its result is wrong)"]
     assert not Interpreted(hopper).supports_experts(like[..., :120], scale, torch.float16), "rows of no 16 bytes"
     assert not Interpreted(hopper).supports_experts(like, scale, torch.float32)
     assert not Interpreted(DeviceInfo("cuda", (7, 5))).supports_experts(like, scale, torch.float16)
 """
 COMPILED = """
+    import re, subprocess, tempfile
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from treadle_fp8_kit.tiles import choose_experts_tile
+
+    def spilled(code):
+        with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+            file.write(code)
+            file.flush()
+            assemble = [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", file.name, "-o", "/dev/null"]
+            said = subprocess.run(assemble, capture_output=True, text=True, check=True).stderr
+        return [int(number) for number in re.findall(r"(\\d+) bytes spill", said)]
     from treadle_triton_kit.expert_tiles import BLOCKS, plan_kernel
 
     def build(kernel, warps, stages, constants, **types):
@@ -219,15 +243,15 @@ COMPILED = """
         code = made.asm["ptx"]
         wait = code.index("griddepcontrol.wait")
         assert "ld.global" not in code[:wait] and "st.global" not in code[:wait]
-        assert ".local" not in code, "sums stay in registers"
+        assert spilled(code) and not any(spilled(code)), "sums stay in registers"
         return code
 
     fp32, int32 = "*fp32", "*i32"
     rest = dict(x_scale=fp32, w_scale=fp32, w_sum=fp32, bias="*bf16", out="*bf16", order=int32, tiles=int32)
-    tiles = {choose_experts_tile(tokens, 8, 128) for tokens in (1, 32, 200, 400, 8192)}
-    assert len(tiles) >= 3
-    for tile in tiles:
-        for dtype, blocks, zero in ("*fp8e4nv", False, False), ("*fp8e4nv", True, False), ("*i8", False, True):
+    for dtype, blocks, zero in ("*fp8e4nv", False, False), ("*fp8e4nv", True, False), ("*i8", False, True):
+        tiles = {choose_experts_tile(tokens, 8, 128, has_block_scales=blocks) for tokens in (1, 32, 200, 400, 8192)}
+        assert len(tiles) >= 3
+        for tile in tiles:
             code = build(
                 kernels.scaled_mm_kernel, tile.num_warps, tile.num_stages,
                 dict(BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, BLOCK_K=tile.block_k, GROUP_M=tile.group_m, BLOCK_SCALES=blocks,
@@ -235,7 +259,8 @@ COMPILED = """
                 x=dtype, weight=dtype, **rest,
             )
             numbers = "s32.s8.s8" if dtype == "*i8" else "f32.e4m3.e4m3"
-            assert f"m64n{tile.block_m}k32.{numbers}" in code, "tensor cores multiply them as they are"
+            columns = tile.block_n if blocks and tile.block_m >= 64 else tile.block_m
+            assert f"m64n{columns}k32.{numbers}" in code, "tensor cores multiply them as they are"
             loads = [line for line in code.splitlines() if "cp.async.c" in line and "commit" not in line]
             assert loads and all(", 0x10" in line for line in loads), "16 bytes at a time"
     for block, warps in BLOCKS:
@@ -264,11 +289,15 @@ def test_kernels_compile_for_hopper_and_wait_before_they_read() -> None:
 
 
 def test_tiles_have_room_for_the_rows_of_an_expert() -> None:
-    for experts, k in (128, 8), (8, 2), (16, 1):
-        tiles = [choose_experts_tile(tokens, k, experts) for tokens in range(1, 1000)]
+    for experts, k, blocks in (128, 8, False), (8, 2, True), (8, 2, False), (16, 1, True):
+        tiles = [
+            choose_experts_tile(tokens, k, experts, has_block_scales=blocks)
+            for tokens in range(1, 1000)
+        ]
         assert [t.block_m for t in tiles] == sorted(t.block_m for t in tiles)
+        most = 64 if blocks else 128
         assert all(
-            2 * tokens * k <= experts * 64 or t.block_m == 128 for tokens, t in enumerate(tiles, 1)
+            2 * tokens * k <= experts * 64 or t.block_m == most for tokens, t in enumerate(tiles, 1)
         )
         assert len(set(tiles[512:])) == 1, (
             "a start runs 513 rows and the most, and compiles for these"
@@ -325,7 +354,9 @@ def apply(built: Experts, x: Tensor, ids: Tensor) -> Tensor:
 )
 def test_a_card_multiplies_by_all_experts_at_once(layer: PackedLayer) -> None:
     built = layer.load(torch.bfloat16, DeviceInfo("cuda", CARD), device="cuda")
-    assert {"rounded_gate_up", "rounded_down"} == set(built._modules)
+    assert {"rounded_gate_up", "rounded_down"} == set(built._modules), "the log says why"
+    # What float64 loses by rounding the same numbers: 0.021 in int8, 0.049 in FP8, and 0.076 where it rounds the weights, too.
+    limit = 0.09 if layer.online else 0.03 if layer.format in INT8.values() else 0.06
     for tokens in 1, 7, 40, 100, 600:
         x = torch.randn(
             tokens, layer.hidden, generator=torch.Generator().manual_seed(tokens)
@@ -335,10 +366,7 @@ def test_a_card_multiplies_by_all_experts_at_once(layer: PackedLayer) -> None:
         y = apply(built, *given)
         want = layer.expected(x, ids)
         error = float((y.cpu().float() - want).norm() / want.norm())
-        assert error < (0.03 if built.rounded_down.weight.dtype is torch.int8 else 0.06), (
-            tokens,
-            error,
-        )  # type: ignore[union-attr]
+        assert error < limit, (tokens, error)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             replayed = apply(built, *given)
