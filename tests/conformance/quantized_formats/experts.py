@@ -49,8 +49,8 @@ class PackedLayer:
         for name, shape in shapes.items():
             matrices = []
             for expert in range(self.experts):
-                # Small enough for the static scales of formats, which cut larger activations off.
-                size = (1 + expert) / 4 / shape[1] ** 0.5
+                # Small enough for the static scales of formats, which cut activations off beyond 9, also those of "down".
+                size = (1 + expert) / 8 / shape[1] ** 0.5
                 weight = torch.randn(shape, generator=generator) * size
                 tensors = {"weight": weight}
                 if self.format is not None:
