@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/expert_tiles.py [SHAPE …]
+    python benchmarks/expert_tiles.py [SHAPE …] [--kind KIND …] [--tokens N …]
 
 Each line is a product: the microseconds of the tile that is chosen, and those of the best ones. They are medians over replays of
 a CUDA graph, whose calls chose different experts; choices are sorted and activations rounded beforehand. The rule to
@@ -11,7 +11,7 @@ change is ``treadle_fp8_kit.tiles.choose_experts_tile``.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -57,9 +57,10 @@ class Product:
         return quantize_per_row(x, None, None, rows, dtype=self.weight.dtype, use_pdl=True)
 
     def tiles(self, tokens: int) -> list[Tile]:
-        chosen = choose_experts_tile(tokens, self.k, self.experts)
+        is_by_block = self.kind == "blocks"
+        chosen = choose_experts_tile(tokens, self.k, self.experts, has_block_scales=is_by_block)
         others = candidates(tokens * self.k / self.experts)
-        fitting = [t for t in others if t.block_k == BLOCK or self.kind != "blocks"]
+        fitting = [t for t in others if t.block_k == BLOCK or not is_by_block]
         return [chosen, *(tile for tile in fitting if tile != chosen)]
 
     def time(self, tokens: int, tile: Tile, *, is_collecting: bool = False) -> float:
@@ -80,10 +81,10 @@ class Product:
 def candidates(mean: float) -> Iterator[Tile]:
     """For so many rows of an expert."""
     for block_m in 16, 32, 64, 128, 256:
-        if not min(mean, 128) <= block_m <= max(4 * mean, 16):
+        if not min(mean, 64) <= block_m <= max(4 * mean, 16):
             continue
         small = ((64, 128, 4, 4), (64, 128, 4, 6), (64, 256, 4, 4), (128, 128, 4, 4))
-        middle = ((64, 128, 4, 5), (128, 128, 4, 4), (128, 128, 8, 4))
+        middle = ((64, 128, 4, 5), (128, 128, 4, 3), (128, 128, 4, 4), (128, 128, 8, 4))
         large = ((64, 128, 4, 4), (128, 128, 8, 4), (128, 128, 8, 3), (128, 128, 4, 4))
         largest = ((128, 128, 8, 3),)
         sizes = {16: small, 32: small, 64: middle, 128: large, 256: largest}
@@ -97,19 +98,19 @@ def text(tile: Tile) -> str:
     return str((*sizes, tile.num_stages, tile.group_m))
 
 
-def products(shapes: list[str]) -> Iterator[Product]:
+def products(shapes: list[str], kinds: list[str]) -> Iterator[Product]:
     for shape in shapes:
         for name in "gate_up", "down":
-            for kind in KINDS:
+            for kind in kinds:
                 yield Product(shape, name, kind)
 
 
-def compile_all(shapes: list[str]) -> None:
+def compile_all(shapes: list[str], kinds: list[str], numbers: list[int]) -> None:
     ahead = CompileAhead()
     ahead.open()
     with ahead.collecting():
-        for product in products(shapes):
-            for tokens in TOKENS:
+        for product in products(shapes, kinds):
+            for tokens in numbers:
                 for tile in product.tiles(tokens):
                     product.time(tokens, tile, is_collecting=True)
     ahead.wait()
@@ -118,18 +119,23 @@ def compile_all(shapes: list[str]) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shape", nargs="*", help=", ".join(SHAPES))
+    parser.add_argument("--kind", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
+    options = parser.parse_args()
     torch.manual_seed(0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; microseconds", flush=True)
-    shapes = sys.argv[1:] or list(SHAPES)
-    compile_all(shapes)
+    shapes, kinds, numbers = options.shape or list(SHAPES), options.kind, options.tokens
+    compile_all(shapes, kinds, numbers)
     for shape in shapes:
         experts = SHAPES[shape][0]
-        for tokens in TOKENS:
+        for tokens in numbers:
             ids = choices(tokens, shape)
             times = [1e6 * seconds([partial(plan, ids, experts, m)] * 4) for m in (16, 128)]
             print(f"{shape:>15} sorting {tokens:>6} " + " ".join(f"{t:.1f}" for t in times))
-    for product in products(shapes):
-        for tokens in TOKENS:
+    for product in products(shapes, kinds):
+        for tokens in numbers:
             times_of = {}
             for tile in product.tiles(tokens):
                 try:
