@@ -93,7 +93,8 @@ def choose_experts_tile(
     room = 2 * -(-tokens * k // experts)
     if tokens > 512 or room > 64:
         return MANY_BY_BLOCK if has_block_scales else Tile(128, 128, 128, 8, 4, group_m=8)
-    return Tile(64, _block_m(room), 128, 4, 6 if room <= 32 else 5, group_m=8)
+    num_stages = 4 if has_block_scales else 6 if room <= 32 else 5
+    return Tile(64, _block_m(room), 128, 4, num_stages, group_m=8)
 
 
 def _block_m(rows: int) -> int:
