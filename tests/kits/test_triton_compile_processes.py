@@ -248,7 +248,8 @@ time.sleep(60)
 @pytest.mark.parametrize("how", ["exits", "killed"])
 def test_no_process_outlives_its_parent(how: str, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    environment["PYTHONPATH"] += f":{Path(__file__).parent}"
+    folders = [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parent)]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     command = [sys.executable, "-c", PARENT, how]
     # Orphans come here, not to a process that may not look after them.
     become_subreaper = ctypes.CDLL(None).prctl

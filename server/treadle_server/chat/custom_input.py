@@ -8,7 +8,8 @@ import re
 __all__ = ("CustomInput",)
 
 START = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-WHOLE_CHARACTERS = re.compile(r'(?:[^"\\]++|\\(?:[^u]|u[0-9a-fA-F]{4}))*+')
+# Nothing follows that could fail, so that nothing is tried twice. Python 3.11.2 errs in possessive groups.
+WHOLE_CHARACTERS = re.compile(r'(?:[^"\\]+|\\(?:[^u]|u[0-9a-fA-F]{4}))*')
 HIGH_SURROGATE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 
 
