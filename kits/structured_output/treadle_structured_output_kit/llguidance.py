@@ -18,7 +18,6 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 
 from treadle.api.types import Tokenizer
 from treadle_structured_output_kit.bitmask import empty_row, forbid_token, write_row
-from treadle_structured_output_kit.byte_pairs import byte_pair_tokenizer
 from treadle_structured_output_kit.gbnf import is_gbnf
 from treadle_structured_output_kit.gbnf_lark import gbnf_to_lark
 from treadle_structured_output_kit.regex import JSON_WHITESPACE
@@ -30,7 +29,7 @@ __all__ = ("LLGuidanceCompiler", "LLGuidanceGrammar", "LLGuidanceMatcher")
 
 DEAD_END = "NoExtensionBias"
 """The library's word for a grammar that allows no token: an error of its, and an empty mask."""
-MANY_ROWS, THREADS = 65, 8
+MANY_ROWS, THREADS = 65, 4
 """From how many rows on threads share them, and how many do: to wake one takes as long as several masks."""
 MAX_AUTOMATA = 16
 MAX_TEXTS, MAX_TEXT = 4096, 128
@@ -53,12 +52,8 @@ class LLGuidanceCompiler:
         self._vocab_size = vocab_size
         # The end gets an id of its own after the vocabulary. The ids that really end a sequence are
         # the core's, and any of the model's may be an ordinary token of a grammar.
-        vocabulary = _Vocabulary(tokenizer, vocab_size)
-        own = byte_pair_tokenizer(vocabulary.tokens, vocabulary.special_token_ids, vocabulary)
-        self._asks_python = own is None
-        self._tokenizer = own or LLTokenizer(
-            TokenizerWrapper(vocabulary), n_vocab=vocab_size + 1, eos_token=vocab_size
-        )
+        wrapper = TokenizerWrapper(_Vocabulary(tokenizer, vocab_size))
+        self._tokenizer = LLTokenizer(wrapper, n_vocab=vocab_size + 1, eos_token=vocab_size)
 
     def compile_json_schema(
         self,
@@ -94,8 +89,9 @@ class LLGuidanceCompiler:
             for library, row in zip(libraries, rows, strict=True):
                 library.unsafe_compute_mask_ptr(first + row * size, size)
         else:
-            for library in libraries if self._asks_python else ():
-                # Each of its threads would wait for the interpreter. It remembers what it is told here.
+            for library in libraries:
+                # Where text is forced, the library asks the tokenizer for its ids, which is Python. Each of
+                # its threads would wait for the interpreter. It remembers what it was told here.
                 library.compute_ff_tokens()
             pairs = [(libraries[i], rows[i]) for i in _in_turn(matchers)]
             self._threads.unsafe_compute_mask_ptr(pairs, first, size, num_rows)
