@@ -72,9 +72,8 @@ def plan(
     num_tiles = min(num_choices // block_m + experts, num_choices)
     order = torch.empty(num_choices, dtype=torch.int32, device=topk_ids.device)
     tiles = torch.empty((3, num_tiles), dtype=torch.int32, device=topk_ids.device)
-    if (
-        is_collecting()
-    ):  # a product that is compiled already runs, and must find no expert that is none
+    if is_collecting():
+        # This kernel may not run while others are compiled, but a product that is compiled already does.
         tiles.fill_(-1)
     block, num_warps = BLOCKS[num_choices > FEW]
     plan_kernel[(experts,)](
