@@ -2,10 +2,11 @@
 
 Calls of plugins in a step are too many to write each of them down. So nothing is recorded: a thread of
 each process waits at a socket in the folder of ``LoadMonitor``, and tells who connects what the main
-thread is doing, which it reads from the frames of the boundary (``treadle.plugins.boundary``).
+thread is doing, which it reads from the frames of the boundary (``treadle.plugins.boundary``). A thread
+that fills bitmasks beside the main thread is part of the step, too.
 
 A library that keeps the interpreter's lock keeps this thread from answering. Then a signal asks: its
-handler is faulthandler's, which needs no lock, and writes where the main thread is to a file.
+handler is faulthandler's, which needs no lock, and writes where those threads are to a file.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ WRITE_SECONDS = 2.0
 SUFFIX = ".calls"
 TRACE_SUFFIX = ".trace"
 BOUNDARY = "treadle/plugins/boundary.py"
+BITMASKS = "treadle-bitmasks"
+"""What the names of threads begin with that fill bitmasks."""
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
@@ -55,22 +58,28 @@ class CallMonitor:
         try:
             # Left open: the handler writes to it. It comes first, as who has a socket may be signalled.
             self._trace = self._path.with_suffix(TRACE_SUFFIX).open("w")
-            faulthandler.register(signal.SIGUSR2, self._trace, all_threads=False)
+            faulthandler.register(signal.SIGUSR2, self._trace)
             listener.bind(str(self._path))
             listener.listen(4)
         except OSError:
             listener.close()
             return
-        arguments = (listener, threading.main_thread().ident or 0)
-        threading.Thread(target=_answer, args=arguments, name="treadle-calls", daemon=True).start()
+        threading.Thread(target=_answer, args=[listener], name="treadle-calls", daemon=True).start()
 
 
-def _answer(listener: socket.socket, thread: int) -> None:
+def _answer(listener: socket.socket) -> None:
     while True:
         with contextlib.suppress(OSError):
             connection, _ = listener.accept()
             with connection:
-                connection.sendall(stuck_call(thread).encode(errors="backslashreplace"))
+                call = next(filter(None, map(stuck_call, _step_threads())), "")
+                connection.sendall(call.encode(errors="backslashreplace"))
+
+
+def _step_threads() -> list[int]:
+    """Return the threads that a step waits for, the main thread first."""
+    beside = [thread for thread in threading.enumerate() if thread.name.startswith(BITMASKS)]
+    return [thread.ident or 0 for thread in (threading.main_thread(), *beside)]
 
 
 def stuck_call(thread: int) -> str:
@@ -148,17 +157,19 @@ def _ask(path: Path) -> str:
 
 
 def _place(path: Path) -> str:
-    """Return where the main thread of a process is that does not answer, or ``""``."""
+    """Return where the step of a process is that does not answer, or ``""``."""
     trace, deadline = path.with_suffix(TRACE_SUFFIX), perf_counter() + WRITE_SECONDS
     with contextlib.suppress(OSError):
         size = trace.stat().st_size
         os.kill(int(path.stem), signal.SIGUSR2)
         while perf_counter() < deadline:
-            frames = FRAME.findall(trace.read_text()[size:])
-            # The plugin's method is what the innermost call of the boundary has called.
-            below = (n for n, (file, *_) in enumerate(frames) if file.endswith(BOUNDARY))
-            if (index := next(below, 0)) > 0:
-                file, line, method = frames[index - 1]
-                return f", called in {method} ({file}, line {line})"
+            threads = trace.read_text()[size:].split("\n\n")
+            threads.sort(key=lambda text: not text.startswith("Current thread"))  # the main thread
+            for frames in map(FRAME.findall, threads):
+                # The plugin's method is what the innermost call of the boundary has called.
+                below = (n for n, (file, *_) in enumerate(frames) if file.endswith(BOUNDARY))
+                if (index := next(below, 0)) > 0:
+                    file, line, method = frames[index - 1]
+                    return f", called in {method} ({file}, line {line})"
             sleep(SECONDS_BETWEEN_LOOKS)
     return ""

@@ -130,6 +130,28 @@ async def test_the_plugin_is_named_until_it_returns(
             assert await request == "length"
 
 
+async def test_a_backend_that_hangs_beside_the_step_is_named(tmp_path: Path, steps: Path) -> None:
+    door = pipe(tmp_path, "structured_output", "fill_bitmask")
+    os.mkfifo(door)
+    door.with_suffix(".closed").touch()
+    engine: Any = AsyncLLM(config=config("structured_output", num_pages=1024))
+    async with engine, serving(engine, hang_timeout=0.05) as server:
+        sources = [f"none {door} 1 0"] * 79
+        sources += [f"fill_bitmask {door} 40 {engine._client.pid}"]
+        grammars = [StructuredOutputsParams(regex=source) for source in sources]
+        # By the fortieth step all of them run, more than are filled in the main thread.
+        requests = [
+            asyncio.create_task(complete(engine, structured_outputs=grammar, max_tokens=80))
+            for grammar in grammars
+        ]
+        context, words = server.context, f"{name('structured_output')} from odd.py "
+        await until(lambda: words in context.stuck_calls, 60)
+        assert " has been in fill_bitmask for " in context.stuck_calls
+        door.with_suffix(".closed").unlink()
+        await asyncio.to_thread(door.write_text, "")
+        assert await asyncio.gather(*requests) == ["length"] * 80
+
+
 LOOP = """
 from treadle.api import impl
 
@@ -198,8 +220,9 @@ def treadle_scheduling_policy(name):
 """
 
 
+@pytest.mark.parametrize("thread", ["main", "treadle-bitmasks_0"])
 def test_a_library_that_keeps_the_interpreters_lock_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    thread: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call_monitor, "ANSWER_SECONDS", 0.5)
     plugins, words = plugins_of(tmp_path, LOCKED), ""
@@ -207,8 +230,10 @@ def test_a_library_that_keeps_the_interpreters_lock_is_found(
     child = os.fork()
     if not child:
         call_monitor.CallMonitor(tmp_path).start()
-        policy.sort_key(None)
-        os._exit(0)
+        if thread == "main":
+            policy.sort_key(None)
+        threading.Thread(target=policy.sort_key, args=[None], name=thread).start()
+        signal.pause()
     try:
         deadline = time.monotonic() + 60  # until the child has come so far
         while "called in" not in words and time.monotonic() < deadline:
