@@ -53,6 +53,10 @@ def attention_offer(
     )
 
 
+LARGE_PAGE = 2 << 20
+"""Bytes of a large page of the system."""
+
+
 class AttentionLayers:
     """The attention layers of a model, registered while it is built, and their paged cache.
 
@@ -133,9 +137,16 @@ class AttentionLayers:
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return zeros. On a CPU, pages of the system become resident when they are first written."""
+    """Return zeros. On a CPU, pages of the system become resident when they are first written.
+
+    A cache of many large pages lies on them: pages of 4 KiB are read at a third of the speed.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
-    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+    size, flags = math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, size + LARGE_PAGE, flags=flags)
+    if size >= 16 * LARGE_PAGE and hasattr(memory, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    begin = -whole.data_ptr() % LARGE_PAGE
+    return whole[begin : begin + size].view(dtype).view(shape)

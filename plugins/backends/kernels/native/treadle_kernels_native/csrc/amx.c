@@ -35,7 +35,8 @@ AMX void tn_amx_end(void) { _tile_release(); }
     }
 
 /* Tiles 0 to 3 are results: 32 features for two blocks of sixteen rows, of words [from, to) of each row. What
- * earlier words made is in the result already. The rows that the next panel needs are asked for by and by. */
+ * earlier words made is in the result already. What the next panel needs is asked for by and by: where few blocks
+ * read it, the machine does so better itself. */
 #define PRODUCT(multiply) \
     for (int64_t b = 0; b < blocks; b += 2) { \
         const int two = b + 1 < blocks; \
@@ -108,7 +109,7 @@ AMX void tn_amx_product(const tn_linear *linear, int64_t n0, int64_t panels, con
     for (int64_t from = 0; from < words; from += part)
         for (int64_t i = 0; i < panels; i++) {
             const int64_t row = i + 1 < panels ? n0 + 32 * (i + 1) : n0, word = i + 1 < panels ? from : from + part;
-            const uint8_t *next = word < words ? (const uint8_t *)linear->weight + (row * words + word) * 4 : NULL;
+            const uint8_t *next = blocks > 2 && word < words ? (const uint8_t *)linear->weight + (row * words + word) * 4 : NULL;
             panel_product(linear, n0 + 32 * i, x->data, blocks, from, words - from < part ? words : from + part, next, panel, result + i * blocks * 512);
         }
     for (int64_t i = 0; i < panels; i++) {

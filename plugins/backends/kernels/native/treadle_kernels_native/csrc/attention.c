@@ -68,17 +68,6 @@ void tn_rope_head(tn_engine *engine, const tn_layer *layer, const tn_step *step,
 
 static int64_t queries_of(const unit *u) { return u->heads * u->tokens * u->group; }
 
-/* Ask for the rows of a unit ahead of their use: those of one KV head lie too far apart for the machine to guess. */
-static void fetch(const tn_engine *engine, const unit *u, const void *cache, int64_t begin, int64_t end) {
-    const tn_model *model = &engine->model;
-    const int64_t element = model->cache_format == TN_F32 ? 4 : 2, head = model->head_size * element, row = u->heads * head;
-    for (int64_t key = begin; key < end; key++) {
-        const int64_t token = (int64_t)u->pages[key / u->page_size] * u->page_size + key % u->page_size;
-        const char *at = (const char *)cache + (token * model->kv_heads + u->kv_head) * head;
-        for (int64_t i = 0; i < row; i += 64) __builtin_prefetch(at + i);
-    }
-}
-
 /* Scores of keys [begin, end), which lie in one block, into scratch->scores from column begin - base. */
 static void score(const tn_engine *engine, const tn_thread *scratch, const unit *u, int64_t begin, int64_t end, int64_t base) {
     const tn_model *model = &engine->model;
@@ -144,7 +133,6 @@ static void attend(tn_engine *engine, tn_thread *scratch, const unit *u) {
     memset(scratch->output, 0, (size_t)(queries * d) * sizeof(float));
     for (int64_t base = u->first / TN_KEY_BLOCK * TN_KEY_BLOCK; base < last; base += TN_KEY_BLOCK) {
         const int64_t begin = base > u->first ? base : u->first, end = last < base + TN_KEY_BLOCK ? last : base + TN_KEY_BLOCK;
-        fetch(engine, u, u->layer->values, begin, end);
         score(engine, scratch, u, begin, end, base);
         for (int64_t i = 0; i < queries; i++) {
             const int64_t seen = u->position + i / u->group % u->tokens + 1; /* keys before this one */
@@ -152,7 +140,6 @@ static void attend(tn_engine *engine, tn_thread *scratch, const unit *u) {
             const int64_t until = seen < end ? seen : end;
             keep[i] = soften(engine, scratch->scores + i * TN_KEY_BLOCK, from - base, until - base, (float)u->layer->scale, &largest[i], &total[i]);
         }
-        fetch(engine, u, u->layer->keys, end, last < end + TN_KEY_BLOCK ? last : end + TN_KEY_BLOCK);
         mix(engine, scratch, u, begin, end, base, keep, ones);
     }
     for (int64_t i = 0; i < queries; i++) {

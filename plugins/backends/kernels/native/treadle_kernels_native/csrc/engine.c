@@ -21,7 +21,7 @@ static tn_kernels kernels_for(int64_t isa) {
 #if defined(__x86_64__)
     if (isa >= TN_AVX2) kernels = tn_kernels_avx2;
     if (isa >= TN_AVX512) kernels = tn_kernels_avx512;
-    if (isa >= TN_AVX512_BF16) kernels.dot_bf16 = tn_dot_bf16_avx512, kernels.dot_int8 = tn_dot_int8_vnni, kernels.dot_int4 = tn_dot_int4_vnni, kernels.unpack_int4 = tn_unpack_int4_avx512;
+    if (isa >= TN_AVX512_BF16) kernels.dot_bf16 = tn_dot_bf16_avx512, kernels.mix_bf16 = tn_mix_bf16_avx512, kernels.dot_int8 = tn_dot_int8_vnni, kernels.dot_int4 = tn_dot_int4_vnni, kernels.unpack_int4 = tn_unpack_int4_avx512;
 #endif
     return kernels;
 }

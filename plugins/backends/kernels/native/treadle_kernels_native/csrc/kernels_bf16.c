@@ -7,6 +7,8 @@
 #define UNROLL _Pragma("GCC unroll 8")
 #define BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
+/* A single row waits for memory, which is fastest where it is read in its order and asked for this far ahead. */
+#define PREFETCH(at) _mm_prefetch((const char *)(at) + (16 << 10), _MM_HINT_T1)
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE BF16 void block_bf16(const int rows, const int columns, const bf16 *x, int64_t ldx, const bf16 *w, int64_t ldw, int64_t k, float *y, int64_t ldy) {
@@ -15,6 +17,7 @@ INLINE BF16 void block_bf16(const int rows, const int columns, const bf16 *x, in
     for (int64_t i = 0; i < k; i += 32) {
         __m512i weights[8];
         UNROLL for (int c = 0; c < columns; c++) weights[c] = _mm512_loadu_si512(w + c * ldw + i);
+        if (rows == 1 && ldw == k) PREFETCH(w + i);
         UNROLL for (int r = 0; r < rows; r++) {
             const __m512i value = _mm512_loadu_si512(x + r * ldx + i);
             UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_dpbf16_ps(sums[r][c], (__m512bh)value, (__m512bh)weights[c]);
@@ -31,6 +34,7 @@ INLINE VNNI void block_int8(const int rows, const int columns, const uint8_t *x,
         /* The last half of a k that is an odd multiple of 32 reads zeros. */
         const __mmask64 mask = k - i >= 64 ? ~0ull : 0xffffffffull;
         UNROLL for (int c = 0; c < columns; c++) weights[c] = _mm512_maskz_loadu_epi8(mask, w + c * ldw + i);
+        if (rows == 1 && ldw == k) PREFETCH(w + i);
         UNROLL for (int r = 0; r < rows; r++) {
             const __m512i value = _mm512_maskz_loadu_epi8(mask, x + r * ldx + i);
             UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_dpbusd_epi32(sums[r][c], value, weights[c]);
@@ -55,6 +59,7 @@ INLINE VNNI void block_int4(const int wide, const int rows, const int columns, c
         UNROLL for (int r = 0; r < rows; r++) values[0][r] = _mm512_loadu_si512(x + r * ldx + i), values[1][r] = _mm512_loadu_si512(x + r * ldx + i + 64);
         UNROLL for (int c = 0; c < columns; c++) {
             const __m512i pairs = _mm512_loadu_si512(w + (c * ldw + i) / 2);
+            if (rows == 1) PREFETCH(w + (c * ldw + i) / 2);
             const __m512i low = _mm512_and_si512(_mm512_slli_epi16(pairs, 4), upper), high = _mm512_and_si512(pairs, upper);
             const __m512 low_scale = _mm512_set1_ps(scales[c * groups + first]), high_scale = _mm512_set1_ps(scales[c * groups + second]);
             UNROLL for (int r = 0; r < rows; r++) {
@@ -86,8 +91,6 @@ INLINE VNNI void dot_int4(const int wide, const uint8_t *x, int64_t ldx, int64_t
         int64_t c = 0;
         if (rows == 4)
             for (; c + 2 <= n; c += 2) block_int4(wide, 4, 2, from, ldx, totals, w + c * ldw / 2, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + c, ldy);
-        else
-            for (; c + 4 <= n; c += 4) block_int4(wide, 1, 4, from, ldx, totals, w + c * ldw / 2, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + c, ldy);
         for (; c < n; c++)
             for (int64_t i = 0; i < rows; i++) block_int4(wide, 1, 1, from + i * ldx, ldx, totals + i * groups, w + c * ldw / 2, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + i * ldy + c, ldy);
         r += rows;
@@ -125,8 +128,7 @@ BF16 void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, const flo
     }
 }
 
-/* One row reads eight rows of weights at a time, which is what memory likes; more rows use the registers
- * for six by four results. */
+/* One row reads one row of weights after the other; more rows use the registers for six by four results. */
 #define PRODUCT(name, target, block, left, right, result) \
     target void name(const left *x, int64_t ldx, int64_t m, const right *w, int64_t ldw, int64_t n, int64_t k, result *y, int64_t ldy) { \
         for (int64_t r = 0; r < m;) { \
@@ -138,13 +140,37 @@ BF16 void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, const flo
                 for (; c + 4 <= n; c += 4) block(6, 4, from, ldx, w + c * ldw, ldw, k, to + c, ldy); \
             else if (rows == 2) \
                 for (; c + 8 <= n; c += 8) block(2, 8, from, ldx, w + c * ldw, ldw, k, to + c, ldy); \
-            else \
-                for (; c + 8 <= n; c += 8) block(1, 8, from, ldx, w + c * ldw, ldw, k, to + c, ldy); \
             for (; c < n; c++) \
                 for (int64_t i = 0; i < rows; i++) block(1, 1, from + i * ldx, ldx, w + c * ldw, ldw, k, to + i * ldy + c, ldy); \
             r += rows; \
         } \
     }
+
+/* Values times weights, as mix_bf16 of vectors.inc: a number of bf16 is widened once for two rows. */
+INLINE BF16 void block_mix(const int rows, const int vectors, const float *p, int64_t ldp, const float *keep, const bf16 *v, int64_t ldv, int64_t keys, int64_t d, float *o) {
+    __m512 sums[2][8];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sums[r][j] = _mm512_mul_ps(_mm512_loadu_ps(o + r * d + 16 * j), _mm512_set1_ps(keep[r]));
+    for (int64_t key = 0; key < keys; key++)
+        UNROLL for (int j = 0; j < vectors; j++) {
+            const __m512 value = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(v + key * ldv + 16 * j))), 16));
+            UNROLL for (int r = 0; r < rows; r++) sums[r][j] = _mm512_fmadd_ps(value, _mm512_set1_ps(p[r * ldp + key]), sums[r][j]);
+        }
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) _mm512_storeu_ps(o + r * d + 16 * j, sums[r][j]);
+}
+
+BF16 void tn_mix_bf16_avx512(const float *p, int64_t ldp, const float *keep, int64_t m, const bf16 *v, int64_t ldv, int64_t keys, int64_t d, float *o) {
+    for (int64_t r = 0, rows; r < m; r += rows, p += rows * ldp, keep += rows, o += rows * d) {
+        int64_t i = 0;
+        rows = m - r >= 2 ? 2 : 1;
+        if (rows == 2) {
+            for (; i + 128 <= d; i += 128) block_mix(2, 8, p, ldp, keep, v + i, ldv, keys, d, o + i);
+            for (; i < d; i += 16) block_mix(2, 1, p, ldp, keep, v + i, ldv, keys, d, o + i);
+        } else {
+            for (; i + 128 <= d; i += 128) block_mix(1, 8, p, ldp, keep, v + i, ldv, keys, d, o + i);
+            for (; i < d; i += 16) block_mix(1, 1, p, ldp, keep, v + i, ldv, keys, d, o + i);
+        }
+    }
+}
 
 PRODUCT(tn_dot_bf16_avx512, BF16, block_bf16, bf16, bf16, float)
 PRODUCT(tn_dot_int8_vnni, VNNI, block_int8, uint8_t, int8_t, int32_t)

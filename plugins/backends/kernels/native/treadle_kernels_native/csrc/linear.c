@@ -7,7 +7,7 @@
 
 #include "internal.h"
 
-#define PIECE_BYTES (128 << 10)
+#define PIECE_BYTES (512 << 10)
 #define PIECE_ROWS 256 /* at most; engine.c makes room for so many results a token */
 #define MANY 64        /* rows of x from which on tiles gain by large pieces */
 #define ROW_BLOCK 48   /* rows of x whose results a piece collects at a time */
