@@ -11,9 +11,11 @@ from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.quantized import CpuInt4
 from treadle_layers_kit.row_int4 import BLOCK, RUN, RowInt4
 
-__all__ = ("Int4Module", "Int4Packing")
+__all__ = ("ORDER", "Int4Module", "Int4Packing", "even_order")
 
 ATTRIBUTE = "int4_packing"
+ORDER = "order"
+"""The buffer of a linear layer that has the order of its weight's inputs, int64 ``[in]``, if it is not that of ``x``."""
 Int4Module = CpuInt4 | PackedInt4 | RowInt4
 
 
@@ -21,7 +23,7 @@ class Int4Packing:
     """Brings a weight into the layout that is read here, once it is loaded.
 
     A linear method of whole codes makes one in ``create_weights``, whatever the bits are, and gives its module what
-    ``pack`` returns as ``int4``. Who runs steps of the model on a CPU finds it at the empty layer, asks for
+    ``pack`` returns as ``int4``, and an ``ORDER`` that ``x`` must be brought into before. Who runs steps of the model on a CPU finds it at the empty layer, asks for
     ``row_misfit``, and sets ``by_rows`` where there is none.
     """
 
@@ -79,6 +81,13 @@ class Int4Packing:
             return PackedInt4.pack(columns, scales, zeros, *sizes, in_order=in_order)
         if scales.device.type != "cpu" or self.dtype is not torch.bfloat16:
             return None
-        if self.by_rows and in_order:
+        if self.by_rows:
             return RowInt4.pack(columns, scales, zeros, self.inputs)
         return CpuInt4.pack(columns(0, scales.shape[1]), scales, zeros, group, self.dtype)
+
+
+def even_order(index: Tensor, group: int) -> Tensor | None:
+    """Return the inputs sorted by ``index`` int64 ``[in]``, the group of each; ``None`` if a group has not ``group`` inputs."""
+    order = torch.argsort(index, stable=True)
+    places = torch.arange(len(index), device=index.device)
+    return order if torch.equal(index[order], places // group) else None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from treadle_layers_kit.int4_packing import Int4Packing
+from treadle_layers_kit.int4_packing import Int4Packing, even_order
 from treadle_layers_kit.quantized import CpuInt4
 from treadle_layers_kit.row_int4 import RowInt4, pack_rows, unpack_rows
 
@@ -55,7 +55,14 @@ def test_only_who_asks_gets_rows() -> None:
     assert packing.row_misfit() == "" and isinstance(packed(packing), CpuInt4 | None)
     packing.by_rows = True
     assert isinstance(packed(packing), RowInt4)
-    assert not isinstance(packed(packing, in_order=False), RowInt4)
+    assert isinstance(packed(packing, in_order=False), RowInt4)
+
+
+def test_inputs_are_sorted_where_all_groups_have_one_size() -> None:
+    index = torch.tensor([1, 0, 2, 1, 0, 2])
+    order = even_order(index, 2)
+    assert order is not None and order.tolist() == [1, 4, 0, 3, 2, 5]
+    assert even_order(torch.tensor([1, 0, 1, 1]), 2) is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from treadle.errors import CheckpointError, ConfigError
 from treadle_compressed_tensors.config import Weights
 from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
-from treadle_layers_kit.int4_packing import Int4Module, Int4Packing
+from treadle_layers_kit.int4_packing import ORDER, Int4Module, Int4Packing, even_order
 from treadle_layers_kit.rounded_inputs import RoundedInputs, Rounding, RowProduct
 
 __all__ = ("IntLinear", "RoundedIntLinear", "unpack")
@@ -73,9 +73,7 @@ class IntLinear(DequantizedLinear):
     def _row_misfit(self) -> str:
         if self.bits != 4:
             return f"has weights in {self.bits} bits"
-        if not self.weights.packed:
-            return "has weights in four bits that are not packed"
-        return "has inputs in an order of its own (actorder)" if self.weights.act_order else ""
+        return "" if self.weights.packed else "has weights in four bits that are not packed"
 
     def _check_words(self, per_word: int) -> None:
         sides = [("input", self.inputs.size, self.inputs.total)]
@@ -95,15 +93,18 @@ class IntLinear(DequantizedLinear):
             scale = self.expand(scale)
             zeros = None if zeros is None else self.expand(zeros)
         index = self._index(module, scale.shape[1])
+        order = None if index is None or self.cuda else even_order(index, self.group)
         if index is None:
             scale, self.step = self.local(scale, self.group)
             zeros = None if zeros is None else self.local(zeros, self.group)[0]
-            self._pack_int4(module, scale, zeros)
+        if index is None or order is not None:
+            self._pack_int4(module, scale, zeros, order)
             if self.int4 is not None:
                 del module.weight_packed, module.weight_scale
                 module.add_module("int4", self.int4)
+                module.register_buffer(ORDER, order, persistent=False)
                 return
-        else:
+        if index is not None:
             module.register_buffer("index", index, persistent=False)
         replace_parameter(module, "weight_scale", scale)
         if zeros is not None:
@@ -149,17 +150,22 @@ class IntLinear(DequantizedLinear):
         places = self.inputs.start + torch.arange(len(index), device=index.device)
         return None if torch.equal(index, places // self.group) else index
 
-    def _pack_int4(self, module: nn.Module, scale: Tensor, zeros: Tensor | None) -> None:
-        if self.bits != 4 or not self.weights.packed or self.inputs.size % self.step:
+    def _pack_int4(
+        self, module: nn.Module, scale: Tensor, zeros: Tensor | None, order: Tensor | None
+    ) -> None:
+        group = self.step or self.group
+        if self.bits != 4 or not self.weights.packed or self.inputs.size != group * scale.shape[1]:
             return
         packed = module.get_parameter("weight_packed").data
         inputs = self.inputs.size
         offset = torch.full_like(scale, 8) if zeros is None else zeros + 8
         scales, offsets = scale.t().contiguous(), offset.t().contiguous()
-        self.int4 = self.packing.pack(
-            lambda begin, end: (unpack(packed[begin:end], 4)[:, :inputs] + 8).t().contiguous(),
-            scales, offsets, self.step,
-        )  # fmt: skip
+
+        def columns(begin: int, end: int) -> Tensor:
+            codes = (unpack(packed[begin:end], 4)[:, :inputs] + 8).t()
+            return codes.contiguous() if order is None else codes[order]
+
+        self.int4 = self.packing.pack(columns, scales, offsets, group, in_order=order is None)
 
     def dense(self, module: Any) -> Tensor:
         inputs = self.inputs.size
@@ -178,7 +184,7 @@ class IntLinear(DequantizedLinear):
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.int4 is None:
             return super().apply(module, x, bias)
-        y: Tensor = self.int4(x)
+        y: Tensor = self.int4(x if module.order is None else x.index_select(-1, module.order))
         return y if bias is None else y + bias
 
 

@@ -20,7 +20,7 @@ from treadle_gptq.packing import (
 )
 from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter
-from treadle_layers_kit.int4_packing import Int4Module, Int4Packing
+from treadle_layers_kit.int4_packing import ORDER, Int4Module, Int4Packing, even_order
 
 __all__ = ("SPARE_BIAS", "GptqLinear")
 
@@ -72,9 +72,7 @@ class GptqLinear(DequantizedLinear):
                 )
         if self.group == -1:
             self.group = inputs.total
-        misfit = "has inputs in an order of its own (desc_act)" if self.act_order else ""
-        if self.bits != 4:
-            misfit = f"has weights in {self.bits} bits"
+        misfit = "" if self.bits == 4 else f"has weights in {self.bits} bits"
         self.packing = Int4Packing(
             module, inputs.size, self.group, dtype, cuda=self.cuda, misfit=misfit
         )
@@ -102,13 +100,13 @@ class GptqLinear(DequantizedLinear):
         index = self._index(module.get_parameter("g_idx").data, len(scales))
         del module.qweight, module.qzeros, module.scales, module.g_idx
         positions = torch.arange(len(index), device=index.device)
-        order = torch.argsort(index, stable=True)
         if torch.equal(index, (self.inputs.start + positions) // self.group):
             scales, zeros = self._share(scales, zeros, len(index))
             self._pack_int4(module, qweight, scales, zeros)
             self._set_parameters(module, qweight, scales, zeros)
             return
-        if torch.equal(index[order], positions // self.group):
+        order = even_order(index, self.group)
+        if order is not None:
             steps = self._share(scales, zeros, len(index), first=0)
             self._pack_int4(module, qweight, *steps, order)
         self._set_parameters(module, qweight, scales, zeros, index)
@@ -182,7 +180,7 @@ class GptqLinear(DequantizedLinear):
         self.int4 = self.packing.pack(columns, scales, zeros, self.group, in_order=order is None)
         if self.int4 is not None:
             module.add_module("int4", self.int4)
-            module.register_buffer("order", order, persistent=False)
+            module.register_buffer(ORDER, order, persistent=False)
 
     def _set_parameters(
         self,

@@ -167,6 +167,11 @@ def test_four_bits_equal_torch(
                 y = product(handle, x, codes, Format.INT4, b, group=group, **others)
                 expected = rounded @ weight.T + (0 if b is None else b)
                 torch.testing.assert_close(y, expected.float(), atol=slack, rtol=0)
+            # The features of x come in another order.
+            order = torch.randperm(k)
+            places = {"order": torch.argsort(order).int(), **others}
+            z = product(handle, x[:, order].contiguous(), codes, Format.INT4, group=group, **places)
+            assert torch.equal(z, y)
 
 
 def test_four_bits_are_near_and_zeros_stay_zero() -> None:
@@ -189,6 +194,21 @@ def test_rows_do_not_depend_on_other_rows(engine: tuple[InstructionSet, int]) ->
     together = product(handle, x, weight, Format.FLOAT32)
     for first, last in ((0, 1), (5, 8), (20, 66)):
         alone = product(handle, x[first:last].clone(), weight, Format.FLOAT32)
+        assert torch.equal(alone, together[first:last])
+
+
+def test_rows_in_an_order_do_not_depend_on_other_rows(engine: tuple[InstructionSet, int]) -> None:
+    """In four bits, as many as are rounded to eight."""
+    _, handle = engine
+    x, (codes, scales), order = (
+        torch.randn(7, 256),
+        quantize_int4(torch.randn(70, 256)),
+        torch.randperm(256),
+    )
+    others = {"scales": scales, "sums": scaled_sums(codes, scales), "order": order.int()}
+    together = product(handle, x, codes, Format.INT4, group=64, **others)
+    for first, last in ((0, 1), (2, 4), (1, 7)):
+        alone = product(handle, x[first:last].clone(), codes, Format.INT4, group=64, **others)
         assert torch.equal(alone, together[first:last])
 
 

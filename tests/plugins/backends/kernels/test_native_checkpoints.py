@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ from quantized_formats.awq import GemvFormat
 from quantized_formats.compressed_tensors import IntFormat
 from quantized_formats.hqq import HqqFormat
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from treadle_kernels_native import library
 from treadle_kernels_native.structs import InstructionSet
 
 from treadle import LLM, SamplingParams
+from treadle.errors import CheckpointError
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.packing import AwqFormat, Format, GptqFormat, pack_checkpoint
 
@@ -35,13 +37,14 @@ FORMATS: dict[str, Format] = {
     "gptq": GptqFormat(group_size=128),
     "gptq, version 2, zero points": GptqFormat(group_size=64, sym=False, version=2),
     "gptq, zero points, no g_idx": GptqFormat(group_size=64, sym=False, with_g_idx=False),
+    "gptq, act-order": GptqFormat(group_size=64, desc_act=True),
+    "gptq, act-order, zero points": GptqFormat(group_size=128, desc_act=True, sym=False),
     "compressed-tensors": IntFormat(group_size=128),
     "compressed-tensors, zero points": IntFormat(group_size=64, symmetric=False),
+    "compressed-tensors, act-order": IntFormat(group_size=64, act_order=True, symmetric=False),
     "hqq": HqqFormat(),
 }
 REFUSED: dict[str, tuple[Format, dict[str, Any], str]] = {
-    "order": (GptqFormat(group_size=64, desc_act=True), {}, "inputs in an order of its own"),
-    "order, compressed": (IntFormat(group_size=64, act_order=True), {}, "order of its own (actor"),
     "eight bits": (GptqFormat(bits=8, group_size=64), {}, "weights in 8 bits"),
     "two bits": (HqqFormat(bits=2), {}, "weights in 2 bits"),
     "groups": (AwqFormat(32), {}, "groups of 32 inputs, which is not a multiple of 64"),
@@ -118,15 +121,46 @@ def test_others_run_in_torch_and_the_report_says_why(
     assert actual == answer(folder, None, **options)[1]
 
 
-def test_an_order_that_only_the_tensors_tell_runs_in_torch(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path, GptqFormat(group_size=64))
+def change_index(folder: Path, change: Callable[[Tensor], Tensor]) -> None:
+    """Change the groups of the inputs of a layer, of which the configuration says that they are in order."""
     file, name = folder / "model.safetensors", "model.layers.1.mlp.down_proj.g_idx"
     tensors = load_file(file)
-    tensors[name] = tensors[name][torch.randperm(256)].clone()
+    tensors[name] = change(tensors[name])
     save_file(tensors, file, metadata={"format": "pt"})
+
+
+def test_an_order_that_only_the_tensors_tell_is_followed(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, GptqFormat(group_size=64))
+    change_index(folder, lambda index: index[torch.randperm(256)].clone())
     line, actual = answer(folder, "auto")
-    assert "layers.1.mlp.down_proj has inputs in an order of its own" in line
+    assert "native kernels" in line
     assert error(actual, answer(folder, None, dtype="float32")[1]) < ERROR
+
+
+def test_groups_of_different_sizes_run_in_torch(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, GptqFormat(group_size=64))
+    change_index(folder, lambda index: index.clamp_min(1))
+    line, actual = answer(folder, "auto")
+    assert "layers.1.mlp.down_proj has groups of different sizes" in line
+    assert error(actual, answer(folder, None, dtype="float32")[1]) < ERROR
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda index: index + 1, "names groups 1 to 4, but there are 4 groups of 64"),
+        (lambda index: index - 1, "names groups -1 to 2"),
+        (lambda index: index[1:].clone(), r"expected shape \[256\]"),
+    ],
+    ids=["beyond the last", "before the first", "too few"],
+)
+def test_an_order_that_is_none_is_refused(
+    tmp_path: Path, change: Callable[[Tensor], Tensor], reason: str
+) -> None:
+    folder = checkpoint(tmp_path, GptqFormat(group_size=64, desc_act=True))
+    change_index(folder, change)
+    with pytest.raises(CheckpointError, match=f"down_proj.*{reason}"):
+        answer(folder, "auto")
 
 
 def test_a_quantized_head_runs_in_torch(tmp_path: Path) -> None:

@@ -89,11 +89,9 @@ class NativePlan:
         replaced = next(_replaced(self._model), None)
         if replaced is not None:
             raise UnsupportedModelError(f"another plugin has a kernel for {replaced} of this model")
-        permuted = next(_permuted(self._model), None)
-        if permuted is not None:
-            raise UnsupportedModelError(
-                f"{permuted} has inputs in an order of its own, of which quantization_config says nothing"
-            )
+        uneven = next(_uneven(self._model), None)
+        if uneven is not None:
+            raise UnsupportedModelError(f"{uneven} has groups of different sizes")
         others = sorted(set(facts.attention) - {"sdpa"})
         if others:
             raise UnsupportedModelError(f"attention backend {others[0]} was chosen, not sdpa")
@@ -125,7 +123,7 @@ def _replaced(model: nn.Module) -> Iterator[str]:
                 yield "linear"
 
 
-def _permuted(model: nn.Module) -> Iterator[str]:
+def _uneven(model: nn.Module) -> Iterator[str]:
     """Yield the layers whose weight did not become what the plan asked for: only the checkpoint tells."""
     for name, module in model.named_modules():
         if Int4Packing.of(module) and not isinstance(module._modules.get("int4"), RowInt4):

@@ -25,6 +25,7 @@ from treadle_kernels_native.structs import (
     Step,
 )
 from treadle_layers_kit.decode_step import DecoderFacts
+from treadle_layers_kit.int4_packing import ORDER
 from treadle_layers_kit.mapping import is_mapped, release_pages
 from treadle_layers_kit.row_int4 import RowInt4
 
@@ -190,13 +191,14 @@ class NativeProgram:
             format=Format.INT8,
         )
 
-    def _int4(self, weight: RowInt4, bias: Tensor | None) -> Linear:
+    def _int4(self, weight: RowInt4, order: Tensor | None, bias: Tensor | None) -> Linear:
         return Linear(
             weight=self._address(weight.codes),
             bias=self._address(bias),
             scales=self._address(weight.scales),
             offsets=self._address(weight.offsets),
             sums=self._address(scaled_sums(weight.codes, weight.scales)),
+            order=self._address(None if order is None else order.to(torch.int32)),
             n=weight.codes.shape[0],
             k=2 * weight.codes.shape[1],
             format=Format.INT4,
@@ -206,7 +208,7 @@ class NativeProgram:
     def _linear(self, linear: Any) -> Linear:
         bias, four_bits = self._bias(linear), linear._modules.get("int4")
         if four_bits is not None:
-            return self._int4(four_bits, bias)
+            return self._int4(four_bits, linear._buffers.get(ORDER), bias)
         weight = linear.get_parameter("weight").detach()
         if weight.dtype == torch.int8:
             return self._int8(weight, linear.weight_scale.detach(), bias)

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 __all__ = ("ABI", "MAX_TABLES", "Format", "InstructionSet", "Layer", "Linear", "Model", "Step")
 
-ABI = 5
+ABI = 6
 MAX_TABLES = 8
 
 
@@ -39,6 +39,7 @@ class Linear(Structure):
         ("scales", c_void_p),
         ("offsets", c_void_p),
         ("sums", c_void_p),
+        ("order", c_void_p),
         ("n", c_int64),
         ("k", c_int64),
         ("format", c_int64),

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define TN_ABI 5
+#define TN_ABI 6
 #define TN_EXPORT __attribute__((visibility("default")))
 #define TN_MAX_TABLES 8
 
@@ -29,6 +29,7 @@ typedef struct {
     const float *scales;  /* TN_INT8: [n], TN_INT4: [n, k / group]; weight = scale · code + offset */
     const float *offsets; /* TN_INT4: [n, k / group], where codes have zero points; or NULL */
     const void *sums;     /* [n], of a row: TN_INT8: int32, its codes; TN_INT4: float, its codes times their scales */
+    const int32_t *order; /* [k], of which feature of x an input is, if they are not in order; or NULL */
     int64_t n, k;
     int64_t format;
     int64_t group; /* of TN_INT4 */

@@ -70,6 +70,7 @@ static void take_all(tn_engine *engine, arena *from) {
     for (int i = 0; i < engine->threads; i++) {
         tn_thread *thread = &engine->thread[i];
         thread->normed = take(from, 16 * k * real);
+        thread->ordered = take(from, 16 * k * real);
         thread->columns = take(from, (engine->isa >= TN_AMX ? 32 * TN_PANELS : 64) * TN_SLAB * real);
         thread->scores = take(from, TN_QUERIES * TN_KEY_BLOCK * real);
         thread->output = take(from, TN_QUERIES * d * real);

@@ -117,6 +117,7 @@ typedef struct {
 
 typedef struct {
     float *normed;   /* [16, the largest k] */
+    float *ordered;  /* the same */
     float *columns;  /* results of one piece of a linear layer; with AMX [32 · TN_PANELS, TN_SLAB] */
     float *scores;   /* [TN_QUERIES, TN_KEY_BLOCK] */
     float *output;   /* [TN_QUERIES, head_size] */

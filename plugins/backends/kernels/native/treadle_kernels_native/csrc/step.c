@@ -17,7 +17,7 @@ typedef struct {
     float *logits; /* of the first token that is sampled */
 } slab;
 
-/* An operand of rows of x, which are complete, normalised if there are weights for it. */
+/* An operand of rows of x, which are complete, normalised if there are weights for it, in the order of the layer. */
 static tn_operand operand_of(tn_engine *engine, int thread, const tn_linear *linear, const float *x, const float *norm, int64_t m) {
     const int few = m <= FEW;
     const int64_t k = linear->k, blocks = (m + 15) / 16;
@@ -25,7 +25,7 @@ static tn_operand operand_of(tn_engine *engine, int thread, const tn_linear *lin
     operand.kind = tn_operand_kind(engine, linear, m);
     operand.k = k;
     operand.group = linear->offsets == NULL ? 0 : linear->group;
-    float *normed = engine->thread[thread].normed;
+    float *normed = engine->thread[thread].normed, *ordered = engine->thread[thread].ordered;
     for (int64_t done = 0;; done++) {
         const int64_t block = few ? done : tn_next(engine->pool);
         if (block >= blocks) break;
@@ -34,6 +34,11 @@ static tn_operand operand_of(tn_engine *engine, int thread, const tn_linear *lin
         if (norm != NULL) {
             for (int64_t r = 0; r < count; r++) engine->kernels.rms_norm(rows + r * k, norm, (float)engine->model.eps, k, normed + r * k);
             rows = normed;
+        }
+        if (linear->order != NULL) {
+            for (int64_t r = 0; r < count; r++)
+                for (int64_t i = 0; i < k; i++) ordered[r * k + i] = rows[r * k + linear->order[i]];
+            rows = ordered;
         }
         tn_operand_fill(engine, &operand, rows, k, first, count);
     }
