@@ -38,10 +38,7 @@ class AffineLinear(DequantizedLinear):
         size, total, per_byte = self.inputs.size, self.inputs.total, 8 // self.bits
         self.group = self.group or total
         self.check_groups(self.group)
-        self.packing = Int4Packing(
-            module, size, self.group, self.dtype, cuda=self.cuda,
-            misfit="" if self.bits == 4 else f"has weights in {self.bits} bits",
-        )  # fmt: skip
+        self.packing = Int4Packing(module, size, self.group, self.dtype, cuda=self.cuda)
         if size % per_byte:
             raise ConfigError(
                 f"{self.prefix} has {size} input features on each rank; {self.bits} bits pack {per_byte} "
@@ -75,13 +72,13 @@ class AffineLinear(DequantizedLinear):
         )  # fmt: skip
 
     def _pack_int4(self, weight: Tensor, weight_scale: Tensor, weight_zero: Tensor) -> None:
-        if self.bits != 4 or self.inputs.size % self.step:
+        if not self.packing.takes(self.bits) or self.inputs.size % self.step:
             return
         scales, zeros = weight_scale.t().contiguous(), weight_zero.t().contiguous()
         if self.cuda and not _are_codes(zeros):  # the kernel's zero points have no fractions
             return
         self.int4 = self.packing.pack(
-            lambda begin, end: codes_of_bytes(weight[begin:end], 4).t().contiguous(),
+            lambda begin, end: codes_of_bytes(weight[begin:end], self.bits).t().contiguous(),
             scales, zeros, self.step,
         )  # fmt: skip
 

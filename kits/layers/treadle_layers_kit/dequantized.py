@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from treadle.api.models import LinearSpec
 from treadle.errors import CheckpointError
 from treadle_layers_kit.packed import PackedWeight
-from treadle_layers_kit.packed_layout import INT8, Levels
+from treadle_layers_kit.packed_layout import FP8, INT8, Levels, scales_in_float
+from treadle_layers_kit.row_bytes import RowBytes
+from treadle_layers_kit.row_packing import ORDER, RowPacking, even_order
 from treadle_layers_kit.weight import Shard, Sharded
 
-__all__ = ("DequantizedLinear", "local_groups", "replace_parameter", "scaled")
+__all__ = ("REPACKED", "DequantizedLinear", "local_groups", "replace_parameter", "scaled")
 
 REPACKED = "repacked"
 """The name of the module that has the weight in the kernels' layout."""
@@ -34,6 +36,8 @@ class DequantizedLinear:
     dtype = torch.float32
     sizes: tuple[int, ...] = ()
     inputs = Shard.full(0)
+    rounds_rows = True
+    """See ``RowBytes.rounds_inputs``."""
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         self.inputs = module.inputs if isinstance(module, Sharded) else Shard.full(spec.in_features)
@@ -60,10 +64,16 @@ class DequantizedLinear:
         group: int,
         **steps: Tensor | None,
     ) -> None:
-        """Put a ``PackedWeight`` in the place of the parameters, where kernels take the device and the groups."""
-        packed = PackedWeight.pack(
-            rows, scales, group, self.inputs.size, self.dtype, levels, **steps
-        )
+        """Put a ``PackedWeight`` in the place of the parameters, where kernels take the device and the groups, or a ``RowBytes``."""
+        packing = RowPacking.of(module)
+        packed: nn.Module | None
+        if packing is not None and packing.by_rows:
+            packed, order = self._by_rows(levels, rows, scales, group, **steps)
+        else:
+            order = None
+            packed = PackedWeight.pack(
+                rows, scales, group, self.inputs.size, self.dtype, levels, **steps
+            )
         if packed is None:
             return
         for name in [
@@ -73,6 +83,45 @@ class DequantizedLinear:
             if name != "bias":
                 delattr(module, name)
         module.add_module(REPACKED, packed)
+        if order is not None:
+            module.register_buffer(ORDER, order, persistent=False)
+
+    def _by_rows(
+        self,
+        levels: Levels,
+        rows: Callable[[int, int], Tensor],
+        scales: Tensor,
+        group: int,
+        *,
+        offsets: Tensor | None = None,
+        factors: Tensor | None = None,
+        index: Tensor | None = None,
+    ) -> tuple[RowBytes | None, Tensor | None]:
+        """Return the weight, and the order of its inputs; nothing where groups have no one size, or numbers are no bytes."""
+        order = None if index is None else even_order(index, group)
+        is_even = index is None or order is not None
+        # Of FP4 the numbers are halves.
+        is_whole = isinstance(levels, str) or all(2 * n == round(2 * n) for n in levels)
+        if not is_whole or not is_even or self.inputs.size != group * scales.shape[1]:
+            return None, None
+        scales = scales_in_float(scales)
+        if factors is not None:
+            scales = scales * factors.view(-1, 1)
+        numbers = None
+        if not isinstance(levels, str):
+            is_half = any(n != round(n) for n in levels)
+            numbers = torch.tensor([n * (1 + is_half) for n in levels]).to(torch.int8)
+            scales = scales / (1 + is_half)
+
+        def codes(begin: int, end: int) -> Tensor:
+            found = rows(begin, end)
+            found = found if numbers is None else numbers[found.long()]
+            return found if order is None else found[:, order]
+
+        dtype = torch.float8_e4m3fn if levels == FP8 else torch.int8
+        steps = self.inputs.size, scales, offsets
+        packed = RowBytes.pack(codes, *steps, dtype=dtype, rounds_inputs=self.rounds_rows)
+        return packed, order
 
     def repack_codes(
         self,
@@ -103,7 +152,8 @@ class DequantizedLinear:
         packed = module._modules.get(REPACKED)
         if packed is None:
             return F.linear(x, self.dense(module).to(x.dtype), bias)
-        y: Tensor = packed(x)
+        order = module._buffers.get(ORDER)
+        y: Tensor = packed(x if order is None else x.index_select(-1, order))
         return y if bias is None else y + bias
 
     def check_groups(self, group: int) -> None:

@@ -19,7 +19,7 @@ from treadle_layers_kit.packed_layout import (
 )
 from treadle_layers_kit.packed_order import NOWHERE, arrange, reorder
 
-__all__ = ("PackedParts", "PackedWeight")
+__all__ = ("NumbersPart", "PackedParts", "PackedWeight")
 
 ROWS = 1024
 """Outputs that are repacked at a time: a code takes up to eight times its size meanwhile."""
@@ -168,6 +168,18 @@ class PackedWeight(nn.Module):
         sizes = {"in_features": self.inputs, "out_features": self.codes.shape[1]}
         sizes |= {"group": self.group, "bits": 8 if isinstance(self.levels, str) else 4}
         yield Site(path, ("packed_linear",), (sizes,), partial(setattr, self, "op"))
+
+
+class NumbersPart(nn.Module):
+    """A matrix of numbers among others that are packed."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., in]`` to ``[..., out]``."""
+        return F.linear(x, self.weight)
 
 
 class PackedParts(nn.ModuleList):

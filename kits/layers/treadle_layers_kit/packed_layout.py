@@ -29,6 +29,7 @@ __all__ = (
     "pack_words",
     "packed_linear",
     "run_of",
+    "scales_in_float",
     "unpack",
     "unpack_words",
 )

@@ -1,7 +1,7 @@
 """Four-bit weights row by row, as libraries read them that run whole steps of a decoder on a CPU.
 
 Codes are numbers from -8 to 7 in two's complement, 128 of a row in 64 bytes: the lower halves of the bytes
-are the first 64, the upper halves the others. A group, which is a multiple of 64 inputs, has a scale and may have
+are the first 64, the upper halves the others. A group, which is a multiple of 32 inputs, has a scale and may have
 an offset: the weight is ``code · scale + offset``.
 """
 
@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ("BLOCK", "RUN", "RowInt4", "pack_rows", "unpack_rows")
+__all__ = ("BLOCK", "GROUP", "RowInt4", "pack_rows", "unpack_rows")
 
 RUN = 64
 """Inputs whose codes have the same half of their bytes."""
 BLOCK = 2 * RUN
+GROUP = 32
+"""Groups are multiples of it."""
 PIECE = 1024
 """Outputs that are repacked at a time: a code takes up to eight times its size meanwhile."""
 

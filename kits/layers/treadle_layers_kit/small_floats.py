@@ -13,6 +13,7 @@ from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter,
 from treadle_layers_kit.packed import PackedWeight
 from treadle_layers_kit.packed_layout import E2M1, FP8, codes_of_bytes
 from treadle_layers_kit.rounded_inputs import RoundedWeight, RowProduct
+from treadle_layers_kit.row_packing import RowPacking
 from treadle_layers_kit.weight import empty_weight
 
 __all__ = ("Fp4Linear", "Fp8Linear", "Fp8Product", "fp4_to_float32", "fp8_to_float32")
@@ -72,6 +73,7 @@ class Fp8Linear(DequantizedLinear):
             )
         module.register_parameter("weight", weight)
         module.register_parameter("weight_scale", scale)
+        RowPacking(module, self.inputs.size, self.block[1] or self.inputs.size, self.dtype)
         if self.static:
             static = empty_weight((len(self.sizes),), torch.float32, per_part=True)
             module.register_parameter("input_scale", static)
@@ -179,6 +181,7 @@ class Fp4Linear(DequantizedLinear):
         scale = empty_weight((out, self.inputs.total // self.group), dtype, output_dim=0)
         module.register_parameter(self.weight, packed)
         module.register_parameter("weight_scale", scale)
+        RowPacking(module, self.inputs.size, self.group, self.dtype)
         if self.matrix_scale:
             total = empty_weight((len(self.sizes),), torch.float32, per_part=True)
             module.register_parameter(self.matrix_scale, total)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from treadle_layers_kit.int4_packing import Int4Packing, even_order
+from treadle_layers_kit.int4_packing import Int4Packing
 from treadle_layers_kit.quantized import CpuInt4
 from treadle_layers_kit.row_int4 import RowInt4, pack_rows, unpack_rows
+from treadle_layers_kit.row_packing import RowPacking, even_order
 
 INPUTS, OUT, GROUP = 256, 1056, 64
 
@@ -68,17 +69,26 @@ def test_inputs_are_sorted_where_all_groups_have_one_size() -> None:
 @pytest.mark.parametrize(
     ("inputs", "group", "dtype", "misfit", "reason"),
     [
-        (256, 32, torch.bfloat16, "", "groups of 32 inputs"),
-        (192, 64, torch.bfloat16, "", "has 192 inputs"),
-        (256, 64, torch.float32, "", "four bits for float32"),
-        (256, 64, torch.float16, "", "four bits for float16"),
-        (256, 64, torch.bfloat16, "has weights in 8 bits", "has weights in 8 bits"),
+        (256, 8, torch.bfloat16, "", "groups of 8"),
+        (256, 48, torch.bfloat16, "", "256 inputs in groups of 48"),
+        (256, 64, torch.float32, "", "quantized weights for float32"),
+        (256, 64, torch.float16, "", "quantized weights for float16"),
+        (256, 64, torch.bfloat16, "is mixed", "is mixed"),
     ],
 )
 def test_a_misfit_has_a_reason(
     inputs: int, group: int, dtype: torch.dtype, misfit: str, reason: str
 ) -> None:
     layer = nn.Module()
-    packing = Int4Packing(layer, inputs, group, dtype, misfit=misfit)
-    assert Int4Packing.of(layer) is packing and Int4Packing.of(nn.Module()) is None
-    assert reason in packing.row_misfit()
+    packing = RowPacking(layer, inputs, group, dtype, misfit=misfit)
+    assert RowPacking.of(layer) is packing and RowPacking.of(nn.Module()) is None
+    assert Int4Packing.of(layer) is None and reason in packing.row_misfit()
+
+
+@pytest.mark.parametrize(("inputs", "group"), [(192, 64), (256, 16)])
+def test_what_fills_no_block_is_not_packed(inputs: int, group: int) -> None:
+    packing = Int4Packing(nn.Module(), inputs, group, torch.bfloat16)
+    assert packing.row_misfit() == ""
+    packing.by_rows = True
+    codes, steps = torch.zeros(inputs, 8, dtype=torch.int32), torch.ones(inputs // group, 8)
+    assert packing.pack(lambda a, b: codes[:, a:b], steps, 8 * steps, group) is None

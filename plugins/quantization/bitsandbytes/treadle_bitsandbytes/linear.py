@@ -18,6 +18,7 @@ from treadle_bitsandbytes.blocks import BLOCK, dequantize, levels, pairs, quanti
 from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
 from treadle_layers_kit.packed_layout import INT8, codes_of_bytes
+from treadle_layers_kit.row_packing import RowPacking
 
 __all__ = ("STEP", "FourBitLinear", "Int8Linear")
 
@@ -86,11 +87,14 @@ class FourBitLinear(DequantizedLinear):
 class Int8Linear(DequantizedLinear):
     """LLM.int8. Its activations, which it would round but for the largest, stay as they are."""
 
+    rounds_rows = False
+
     def __init__(self, *, online: bool = False) -> None:
         self.online = online
 
     def register(self, module: nn.Module, out: int) -> None:
         dtype = self.dtype if self.online else torch.int8
+        RowPacking(module, self.inputs.size, self.inputs.size, self.dtype)
         weight = empty_weight((out, self.inputs.size), dtype, output_dim=0, input_dim=1)
         module.register_parameter("weight", weight)
         if not self.online:

@@ -17,8 +17,9 @@ from treadle.errors import CheckpointError, ConfigError
 from treadle_compressed_tensors.config import Weights
 from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
-from treadle_layers_kit.int4_packing import ORDER, Int4Module, Int4Packing, even_order
+from treadle_layers_kit.int4_packing import Int4Module, Int4Packing
 from treadle_layers_kit.rounded_inputs import RoundedInputs, Rounding, RowProduct
+from treadle_layers_kit.row_packing import ORDER, even_order
 
 __all__ = ("IntLinear", "RoundedIntLinear", "unpack")
 
@@ -36,9 +37,7 @@ class IntLinear(DequantizedLinear):
         weights, inputs = self.weights, self.inputs
         self.group = weights.group_size if weights.strategy == "group" else inputs.total
         self.check_groups(self.group)
-        self.packing = Int4Packing(
-            module, inputs.size, self.group, self.dtype, cuda=self.cuda, misfit=self._row_misfit()
-        )
+        self.packing = Int4Packing(module, inputs.size, self.group, self.dtype, cuda=self.cuda)
         per_word = 32 // self.bits
         if weights.packed:
             self._check_words(per_word)
@@ -69,11 +68,6 @@ class IntLinear(DequantizedLinear):
         else:
             zeros = empty_weight((out, groups), torch.int8, output_dim=0)
         module.register_parameter("weight_zero_point", zeros)
-
-    def _row_misfit(self) -> str:
-        if self.bits != 4:
-            return f"has weights in {self.bits} bits"
-        return "" if self.weights.packed else "has weights in four bits that are not packed"
 
     def _check_words(self, per_word: int) -> None:
         sides = [("input", self.inputs.size, self.inputs.total)]

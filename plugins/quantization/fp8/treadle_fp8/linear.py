@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from treadle_fp8_kit.quantize import FP8, FP8_MAX
 from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import replace_parameter
+from treadle_layers_kit.row_packing import RowPacking
 from treadle_layers_kit.small_floats import Fp8Linear
 
 __all__ = ("GatedFp8Linear", "OnlineLinear")
@@ -37,6 +38,7 @@ class OnlineLinear(GatedFp8Linear):
     def register(self, module: nn.Module, out: int) -> None:
         weight = empty_weight((out, self.inputs.size), self.dtype, output_dim=0, input_dim=1)
         module.register_parameter("weight", weight)
+        RowPacking(module, self.inputs.size, self.inputs.size, self.dtype)
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
         weight = module.get_parameter("weight").data.float()

@@ -1,33 +1,27 @@
-"""Blocks as weights of ``packed_linear``: four bits where codes have no more, and bytes for five, six and eight."""
+"""Blocks as weights of ``packed_linear``, or row by row: four bits where codes have no more, and bytes for five, six and eight."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import gcd
+
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from treadle_gguf.blocks import LEVELS, MIDDLES, read
 from treadle_layers_kit.packed import PackedWeight
 from treadle_layers_kit.packed_layout import INT8, Levels
+from treadle_layers_kit.row_bytes import RowBytes
+from treadle_layers_kit.row_int4 import BLOCK, RowInt4, pack_rows
 
-__all__ = ("NumbersPart", "pack_blocks")
+__all__ = ("pack_blocks", "rows_of_blocks")
 
 BYTES = ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
 """Types whose codes become int8."""
+FOUR = frozenset(("Q4_0", "Q4_1", "Q4_K"))
+"""Types whose codes are numbers of four bits."""
 ROWS = 1024
 """Outputs whose steps are read at a time: their codes come with them."""
-
-
-class NumbersPart(nn.Module):
-    """A matrix of numbers among others that are packed."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[..., in]`` to ``[..., out]``."""
-        return F.linear(x, self.weight)
 
 
 def pack_blocks(blocks: Tensor, type: str, inputs: int, dtype: torch.dtype) -> PackedWeight | None:
@@ -49,6 +43,52 @@ def pack_blocks(blocks: Tensor, type: str, inputs: int, dtype: torch.dtype) -> P
         dtype,
         _levels(type, middle),
         offsets=offsets,
+    )
+
+
+def rows_of_blocks(matrices: Sequence[tuple[Tensor, str]], inputs: int) -> RowInt4 | RowBytes:
+    """Return the weight of matrices one after the other, each with its type, in the smallest groups of them.
+
+    Of four bits in one type codes stay so small; others become bytes.
+    """
+    types = {type for _, type in matrices}
+    if types <= FOUR and len(types) == 1 and inputs % BLOCK == 0:
+        (type,) = types
+        steps = [_steps(blocks, type, MIDDLES[type]) for blocks, _ in matrices]
+        pieces = [
+            pack_rows(read(piece, type).codes.flatten(1) ^ 8)
+            for blocks, _ in matrices
+            for piece in blocks.split(ROWS)
+        ]
+        scales, offsets = _joined(steps, inputs // steps[0][0].shape[1], inputs)
+        return RowInt4(torch.cat(pieces), scales, offsets)
+    steps = [_steps(blocks, type, MIDDLES.get(type, 0)) for blocks, type in matrices]
+    scales, offsets = _joined(steps, gcd(*(inputs // s.shape[1] for s, _ in steps)), inputs)
+    codes = [_numbers(piece, type) for blocks, type in matrices for piece in blocks.split(ROWS)]
+    return RowBytes(torch.cat(codes), scales, offsets)
+
+
+def _numbers(blocks: Tensor, type: str) -> Tensor:
+    """int8 ``[out, in]``, less the middle of the type."""
+    codes = read(blocks, type).codes.flatten(1)
+    if type not in MIDDLES:
+        return torch.tensor(LEVELS, dtype=torch.int8)[codes.long()]
+    return codes.to(torch.int8) - MIDDLES[type]
+
+
+def _joined(
+    steps: Sequence[tuple[Tensor, Tensor | None]], group: int, inputs: int
+) -> tuple[Tensor, Tensor | None]:
+    """Scales and offsets of all matrices, in groups of ``group``."""
+    spread = [
+        [None if t is None else t.repeat_interleave(inputs // group // t.shape[1], 1) for t in pair]
+        for pair in steps
+    ]
+    scales = torch.cat([scale for scale, _ in spread if scale is not None])
+    if all(offset is None for _, offset in spread):
+        return scales, None
+    return scales, torch.cat(
+        [torch.zeros_like(s) if o is None else o for s, o in spread if s is not None]
     )
 
 

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from treadle.api.models import LinearSpec
 from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
 from treadle_gguf.blocks import damage, dequantize, levels
-from treadle_gguf.packing import NumbersPart, pack_blocks
+from treadle_gguf.packing import pack_blocks, rows_of_blocks
 from treadle_gguf.types import FLOATS, TYPES
 from treadle_layers_kit import Shard, Sharded, empty_weight, set_shards
 from treadle_layers_kit.dequantized import REPACKED, DequantizedLinear
-from treadle_layers_kit.packed import PackedParts
+from treadle_layers_kit.packed import NumbersPart, PackedParts
+from treadle_layers_kit.row_packing import RowPacking
 from treadle_layers_kit.schemes import LinearScheme
 
 __all__ = ("GgufLinear", "GgufScheme")
@@ -114,6 +115,11 @@ class GgufLinear(DequantizedLinear):
             home = nn.Module()
             home.register_parameter("weight", weight)
             module.add_module(part, home)
+        floats = {type in FLOATS for type in self.types}
+        misfit = "has matrices in full precision and others that are quantized"
+        RowPacking(
+            module, self.inputs.size, 16, self.dtype, misfit=misfit if len(floats) > 1 else ""
+        )
         if any(type.startswith("IQ4") for type in self.types):
             module.register_buffer("levels", levels(), persistent=False)
 
@@ -126,17 +132,32 @@ class GgufLinear(DequantizedLinear):
                     f"{name} in {self.file} has {problem}; the file is damaged, download it again"
                 )
 
+        packing = RowPacking.of(module)
+        if packing is not None and packing.by_rows:
+            self._repack_rows(module)
+            return
         pieces = []
         for run in self._runs():
             piece = self._packed(module, *run)
             if piece is None:
                 return
             pieces.append(piece)
+        self._replace(module, pieces[0] if len(pieces) == 1 else PackedParts(pieces))
+
+    def _repack_rows(self, module: nn.Module) -> None:
+        weights = [module.get_parameter(f"{part}.weight").data for part in self.parts]
+        if self.types[0] in FLOATS:
+            self._replace(module, NumbersPart(torch.cat(weights)))
+            return
+        pairs = list(zip(weights, self.types, strict=True))
+        self._replace(module, rows_of_blocks(pairs, self.inputs.size))
+
+    def _replace(self, module: nn.Module, packed: nn.Module) -> None:
         for part in self.parts:
             delattr(module, part)
         if "levels" in module._buffers:
             del module.levels
-        module.add_module(REPACKED, pieces[0] if len(pieces) == 1 else PackedParts(pieces))
+        module.add_module(REPACKED, packed)
 
     def _runs(self) -> list[tuple[str, list[str]]]:
         """Types, and the parts that have one after the other."""

@@ -20,7 +20,8 @@ from treadle_gptq.packing import (
 )
 from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter
-from treadle_layers_kit.int4_packing import ORDER, Int4Module, Int4Packing, even_order
+from treadle_layers_kit.int4_packing import Int4Module, Int4Packing
+from treadle_layers_kit.row_packing import ORDER, even_order
 
 __all__ = ("SPARE_BIAS", "GptqLinear")
 
@@ -72,10 +73,7 @@ class GptqLinear(DequantizedLinear):
                 )
         if self.group == -1:
             self.group = inputs.total
-        misfit = "" if self.bits == 4 else f"has weights in {self.bits} bits"
-        self.packing = Int4Packing(
-            module, inputs.size, self.group, dtype, cuda=self.cuda, misfit=misfit
-        )
+        self.packing = Int4Packing(module, inputs.size, self.group, dtype, cuda=self.cuda)
         groups = -(-inputs.total // self.group)
         shape = (int(inputs.size / block), out)
         packed = empty_weight(shape, torch.int32, output_dim=1, input_dim=0, input_block=block)
@@ -170,11 +168,11 @@ class GptqLinear(DequantizedLinear):
         zeros: Tensor,
         order: Tensor | None = None,
     ) -> None:
-        if self.bits != 4:
+        if not self.packing.takes(self.bits):
             return
 
         def columns(begin: int, end: int) -> Tensor:
-            codes = unpack_inputs(qweight[:, begin:end], 4)
+            codes = unpack_inputs(qweight[:, begin:end], self.bits)
             return codes if order is None else codes[order]
 
         self.int4 = self.packing.pack(columns, scales, zeros, self.group, in_order=order is None)

@@ -21,13 +21,13 @@ static void *numbers(int64_t n, int64_t format) {
         memcpy(&bits, &x, 4);
         if (format == TN_F32) ((float *)memory)[i] = x;
         if (format == TN_BF16) ((uint16_t *)memory)[i] = (uint16_t)(bits >> 16);
-        if (format == TN_INT8) ((int8_t *)memory)[i] = (int8_t)(x * 200);
+        if (format == TN_INT8 || format == TN_GROUPED_INT8 || format == TN_GROUPED_FP8) ((int8_t *)memory)[i] = (int8_t)(x * 200);
         if (format == TN_INT4 && i < n / 2) ((uint8_t *)memory)[i] = (uint8_t)(128 + x * 200);
     }
     return memory;
 }
 
-enum { ZERO_POINTS = TN_INT4 + 1 }; /* TN_INT4 with offsets, in larger groups */
+enum { ZERO_POINTS = TN_GROUPED_FP8 + 1 }; /* TN_INT4 with offsets, in larger groups, and in another order */
 
 static tn_linear linear(int64_t n, int64_t k, int64_t kind) {
     int64_t format = kind == ZERO_POINTS ? TN_INT4 : kind;
@@ -36,6 +36,12 @@ static tn_linear linear(int64_t n, int64_t k, int64_t kind) {
     tn_linear l = {.weight = numbers(n * k, format), .bias = numbers(n, TN_F32), .n = n, .k = k, .format = format, .group = kind == ZERO_POINTS ? 128 : 64};
     if (format == TN_INT4) l.scales = numbers(n * k / l.group, TN_F32), l.sums = numbers(n, TN_F32);
     if (format == TN_INT4 && kind == ZERO_POINTS) l.offsets = numbers(n * k / l.group, TN_F32);
+    if (format >= TN_GROUPED_INT8) l.group = 16, l.scales = numbers(n * k / 16, TN_F32), l.offsets = numbers(n * k / 16, TN_F32);
+    if (kind == ZERO_POINTS || format == TN_GROUPED_INT8) {
+        int32_t *order = malloc((size_t)k * 4);
+        for (int64_t i = 0; i < k; i++) order[i] = (int32_t)(k - 1 - i);
+        l.order = order;
+    }
     if (format != TN_INT8) return l;
     float *scales = malloc((size_t)n * 4);
     int32_t *sums = calloc((size_t)n, 4);
@@ -47,7 +53,7 @@ static tn_linear linear(int64_t n, int64_t k, int64_t kind) {
     return l;
 }
 
-static void drop(tn_linear *l) { free((void *)l->weight), free((void *)l->bias), free((void *)l->scales), free((void *)l->offsets), free((void *)l->sums); }
+static void drop(tn_linear *l) { free((void *)l->weight), free((void *)l->bias), free((void *)l->scales), free((void *)l->offsets), free((void *)l->sums), free((void *)l->order); }
 
 static int run(int64_t isa, int64_t format, int64_t threads, int64_t page_size, int64_t window, int32_t prompt) {
     const int64_t real = format == TN_F32 ? TN_F32 : TN_BF16, columns = (MAX_LEN + page_size - 1) / page_size, pages = SLOTS * columns + 1;

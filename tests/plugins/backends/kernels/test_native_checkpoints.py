@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 from quantized_formats.awq import GemvFormat
-from quantized_formats.compressed_tensors import IntFormat
+from quantized_formats.bitsandbytes import FourBitFormat, Int8Format
+from quantized_formats.compressed_tensors import Fp4Format, IntFormat, UnpackedFormat
+from quantized_formats.gguf_file import convert
 from quantized_formats.hqq import HqqFormat
+from quantized_formats.torchao import TorchAoFormat
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from treadle_kernels_native import library
@@ -20,7 +23,7 @@ from treadle_kernels_native.structs import InstructionSet
 from treadle import LLM, SamplingParams
 from treadle.errors import CheckpointError
 from treadle.testing.checkpoints import make_checkpoint
-from treadle.testing.packing import AwqFormat, Format, GptqFormat, pack_checkpoint
+from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat, pack_checkpoint
 
 # Where there is a compiler, a library that was not built is a failure of the build hook.
 if library.missing_reason() is not None and shutil.which("cc") is None:
@@ -43,13 +46,28 @@ FORMATS: dict[str, Format] = {
     "compressed-tensors, zero points": IntFormat(group_size=64, symmetric=False),
     "compressed-tensors, act-order": IntFormat(group_size=64, act_order=True, symmetric=False),
     "hqq": HqqFormat(),
+    "awq, groups of 32": AwqFormat(32),
+    "two bits": HqqFormat(bits=2),
+    "three bits, act-order": GptqFormat(3, group_size=64, desc_act=True, sym=False),
 }
+BYTES: dict[str, Format] = {
+    "gptq, 8 bits": GptqFormat(8, group_size=64),
+    "gptq, 8 bits, act-order": GptqFormat(8, group_size=32, desc_act=True, sym=False),
+    "gptq, 8 bits, one group": GptqFormat(8, group_size=-1),
+    "awq, groups of 16": AwqFormat(16),
+    "W8A8": UnpackedFormat(inputs="symmetric"),
+    "W8A8, zero points": UnpackedFormat(inputs="asymmetric", symmetric=False),
+    "LLM.int8": Int8Format(),
+    "torchao": TorchAoFormat(),
+    "FP8": Fp8Format(),
+    "FP8, blocks": Fp8Format("block"),
+    "NVFP4": Fp4Format(),
+}
+"""Formats in eight bits, or brought into them."""
 REFUSED: dict[str, tuple[Format, dict[str, Any], str]] = {
-    "eight bits": (GptqFormat(bits=8, group_size=64), {}, "weights in 8 bits"),
-    "two bits": (HqqFormat(bits=2), {}, "weights in 2 bits"),
-    "groups": (AwqFormat(32), {}, "groups of 32 inputs, which is not a multiple of 64"),
-    "inputs": (AwqFormat(64), {"intermediate_size": 192}, "down_proj has 192 inputs, which is not"),
-    "float32": (AwqFormat(64), {"dtype": "float32"}, "float32, in which activations are not"),
+    "levels": (FourBitFormat(), {}, "qkv_proj is computed by"),
+    "groups": (AwqFormat(8), {}, "128 inputs in groups of 8, which are to be a multiple of 16"),
+    "float32": (AwqFormat(64), {"dtype": "float32"}, "has quantized weights for float32"),
 }
 ERROR = 0.4
 """Of a logarithm of a probability, by activations and a head in eight bits: at most 0.25 here, and 0.13 in torch in
@@ -96,6 +114,38 @@ def test_logprobs_are_those_of_torch(tmp_path: Path, format: Format) -> None:
         line, actual = answer(folder, isa.name.lower())
         assert line.startswith("Steps run in one call by native kernels"), line
         assert error(actual, expected) < ERROR, isa
+
+
+@pytest.mark.parametrize("format", BYTES.values(), ids=BYTES)
+def test_logprobs_of_bytes_are_those_of_torch(tmp_path: Path, format: Format) -> None:
+    folder = checkpoint(tmp_path, format)
+    _, expected = answer(folder, None, dtype="float32")
+    for isa in SETS:
+        line, actual = answer(folder, isa.name.lower())
+        assert line.startswith("Steps run in one call by native kernels"), line
+        assert error(actual, expected) < ERROR, isa
+
+
+@pytest.mark.parametrize(
+    "types", [{"*": "Q8_0"}, {"*": "Q4_0", "attn_v": "Q6_K", "output": "Q6_K"}]
+)
+def test_gguf_files(tmp_path: Path, types: dict[str, str]) -> None:
+    """Also with a head that is quantized, and with several types in one layer."""
+    sizes = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512}
+    source = make_checkpoint(tmp_path / "source", "Qwen3ForCausalLM", tokenizer=True, **sizes)
+    convert(source, tmp_path / "m.gguf", tmp_path / "plain", {"token_embd": "F16"} | types)
+    _, expected = answer(tmp_path / "m.gguf", None, dtype="float32")
+    for isa in SETS:
+        line, actual = answer(tmp_path / "m.gguf", isa.name.lower())
+        assert line.startswith("Steps run in one call by native kernels"), line
+        assert error(actual, expected) < ERROR, isa
+
+
+def test_inputs_of_four_bits_that_fill_no_block_become_bytes(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, AwqFormat(64), intermediate_size=192)
+    line, actual = answer(folder, "auto")
+    assert "native kernels" in line
+    assert error(actual, answer(folder, None, dtype="float32")[1]) < ERROR
 
 
 @pytest.mark.parametrize("full", ["down_proj", "gate_proj", "o_proj"])
@@ -163,7 +213,7 @@ def test_an_order_that_is_none_is_refused(
         answer(folder, "auto")
 
 
-def test_a_quantized_head_runs_in_torch(tmp_path: Path) -> None:
+def test_a_head_may_be_quantized(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, GptqFormat(group_size=64, extra={"lm_head": True}))
     file = folder / "model.safetensors"
     tensors = load_file(file)
@@ -171,8 +221,9 @@ def test_a_quantized_head_runs_in_torch(tmp_path: Path) -> None:
     save_file(
         tensors | {f"lm_head.{name}": tensor for name, tensor in packed.tensors.items()}, file
     )
-    line, _ = answer(folder, "auto")
-    assert "(native: lm_head is quantized)" in line
+    line, actual = answer(folder, "auto")
+    assert "native kernels" in line
+    assert error(actual, answer(folder, None, dtype="float32")[1]) < ERROR
 
 
 def test_prompt_logprobs_are_computed_in_torch_on_the_same_weights(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ DOT_INT4 = (
     *(c_void_p, c_int64, c_void_p, c_void_p),  # codes, scales, offsets
     *(c_int64, c_int64, c_int64, c_void_p, c_int64),
 )
+UNPACK = (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p)
 MIX = (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p)
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dot_f32": (None, DOT),
@@ -34,7 +35,10 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dot_bf16": (None, DOT),
     "dot_int8": (None, DOT),
     "dot_int4": (None, DOT_INT4),
-    "unpack_int4": (None, (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p)),
+    "dot_groups": (None, DOT_INT4),
+    "unpack_int4": (None, UNPACK),
+    "unpack_int8": (None, UNPACK),
+    "unpack_fp8": (None, UNPACK),
     "mix_f32": (None, MIX),
     "mix_bf16": (None, MIX),
     "scale_max": (c_float, (c_void_p, c_int64, c_float)),
@@ -105,7 +109,8 @@ def test_products_of_rows(loops: Any, k: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("k", "group"), [(128, 64), (384, 64), (512, 128), (384, 192), (768, 384), (1152, 64)]
+    ("k", "group"),
+    [(128, 64), (384, 64), (512, 128), (384, 192), (768, 384), (1152, 64), (256, 32), (1152, 32)],
 )
 def test_products_of_four_bits(loops: Any, k: int, group: int) -> None:
     """Whole numbers times scales that are powers of two: exact, whatever the order of sums.
@@ -129,15 +134,60 @@ def test_products_of_four_bits(loops: Any, k: int, group: int) -> None:
             )
             near(y[:, :n], x.double() @ weight.T + (0 if others is None else added), 0)
             assert torch.all(y[:, n:] == -7)
-        # As in checkpoints: scales in half precision, of which multiples are exact.
-        scale, zeros = torch.randn(k // group).half().float(), torch.randint(-8, 9, (k // group,))
-        for zero in (torch.zeros_like(zeros), zeros):
-            row = torch.full((k + 32,), -7.0, dtype=torch.bfloat16)
-            loops.unpack_int4(codes, scale, zero * scale if zero.any() else None, group, k, row)
-            expected = (numbers[0].float() + zero.repeat_interleave(group)) * (
-                scale.repeat_interleave(group)
+
+
+@pytest.mark.parametrize(
+    ("k", "group"), [(32, 16), (96, 32), (288, 16), (512, 64), (384, 128), (1152, 384)]
+)
+def test_products_of_bytes_in_groups(loops: Any, k: int, group: int) -> None:
+    """Exact, as those of four bits; the last 32 inputs may be alone."""
+    for m, n in ((1, 1), (1, 9), (2, 8), (5, 3), (8, 4), (7, 13)):
+        x = torch.randint(0, 256, (m, k + 32), dtype=torch.uint8)[:, :k]
+        codes = torch.randint(-128, 128, (n, k + 32), dtype=torch.int8)
+        scales = 2.0 ** torch.randint(-2, 2, (n, k // group))
+        weight = codes[:, :k].double() * scales.double().repeat_interleave(group, 1)
+        offsets = scales * torch.randint(-8, 9, scales.shape)
+        sums = (x.float() - 128).unflatten(1, (-1, group)).sum(2)
+        added = sums.double() @ offsets.double().T
+        for others in (None, offsets):
+            y = torch.full((m, n + 3), -7.0)
+            loops.dot_groups(
+                x, x.stride(0), m, sums, codes, k + 32, scales, others, group, n, k, y, n + 3
             )
-            assert torch.equal(row[:k], expected.bfloat16()) and torch.all(row[k:] == -7)
+            near(y[:, :n], x.double() @ weight.T + (0 if others is None else added), 0)
+            assert torch.all(y[:, n:] == -7)
+
+
+@pytest.mark.parametrize(
+    ("k", "group"), [(128, 32), (384, 96), (512, 128), (384, 64), (768, 384), (1152, 1152)]
+)
+def test_rows_of_four_bits_are_unpacked(loops: Any, k: int, group: int) -> None:
+    pairs = torch.randint(0, 256, (k // 2 + 32,), dtype=torch.uint8)
+    halves = pairs.view(torch.int8)[: k // 2].unflatten(0, (-1, 64))
+    check_unpacked(
+        loops.unpack_int4, pairs, torch.cat([halves << 4 >> 4, halves >> 4], 1).flatten(), group
+    )
+
+
+@pytest.mark.parametrize(("k", "group"), [(256, 16), (256, 32), (288, 96), (512, 512)])
+def test_rows_of_bytes_are_unpacked(loops: Any, k: int, group: int) -> None:
+    """Every code: of FP8 the two of NaN are none of a checkpoint."""
+    codes = torch.arange(k + 32).to(torch.uint8)[torch.randperm(k + 32)]
+    check_unpacked(loops.unpack_int8, codes, codes[:k].view(torch.int8), group)
+    codes[codes & 127 == 127] = 1
+    check_unpacked(loops.unpack_fp8, codes, codes[:k].view(torch.float8_e4m3fn), group)
+
+
+def check_unpacked(unpack: Any, codes: Tensor, numbers: Tensor, group: int) -> None:
+    """As in checkpoints: scales in half precision, of which multiples are exact."""
+    k = len(numbers)
+    scale, zeros = torch.randn(k // group).half().float(), torch.randint(-8, 9, (k // group,))
+    for zero in (torch.zeros_like(zeros), zeros):
+        row = torch.full((k + 32,), -7.0, dtype=torch.bfloat16)
+        unpack(codes, scale, zero * scale if zero.any() else None, group, k, row)
+        spread = scale.repeat_interleave(group)
+        expected = (numbers.float() + zero.repeat_interleave(group)) * spread
+        assert torch.equal(row[:k], expected.bfloat16()) and torch.all(row[k:] == -7)
 
 
 @pytest.mark.parametrize("d", [32, 64, 96, 128, 256])

@@ -16,7 +16,7 @@ from treadle_kernels_native.int8 import HEADS, ROWS, Int8Linear, Int8Scheme, Rou
 from treadle_layers_kit.quantized import is_layer_skipped
 from treadle_layers_kit.row_int4 import BLOCK, RowInt4, pack_rows, unpack_rows
 
-__all__ = ("GROUP", "Int4Linear", "Int4Scheme", "quantize", "scaled_sums")
+__all__ = ("GROUP", "Int4Linear", "Int4Scheme", "byte_sums", "quantize", "scaled_sums")
 
 GROUP = 64
 
@@ -45,6 +45,13 @@ def scaled_sums(codes: Tensor, scales: Tensor) -> Tensor:
     """Return float32 ``[out]``, what the library takes off because it adds 128 to activations."""
     group = 2 * codes.shape[1] // scales.shape[1]
     sums = [unpack_rows(c).unflatten(1, (-1, group)).sum(2) for c in codes.split(ROWS)]
+    return (torch.cat(sums) * scales).sum(1)
+
+
+def byte_sums(codes: Tensor, scales: Tensor) -> Tensor:
+    """Return what ``scaled_sums`` returns, of int8 codes ``[out, in]``."""
+    group = codes.shape[1] // scales.shape[1]
+    sums = [c.unflatten(1, (-1, group)).sum(2) for c in codes.split(ROWS)]
     return (torch.cat(sums) * scales).sum(1)
 
 

@@ -18,7 +18,7 @@ from treadle.api.attention import MaskKind
 from treadle.errors import UnsupportedModelError
 from treadle_kernels_native.int8 import RoundedLinear
 from treadle_kernels_native.library import LibraryError, choose_instruction_set, load_library
-from treadle_kernels_native.program import NativeProgram
+from treadle_kernels_native.program import NativeProgram, row_weight
 from treadle_kernels_native.structs import InstructionSet
 from treadle_layers_kit import (
     CausalDecoder,
@@ -36,10 +36,9 @@ from treadle_layers_kit import (
     ops,
 )
 from treadle_layers_kit.decode_step import DecoderFacts
-from treadle_layers_kit.int4_packing import Int4Packing
 from treadle_layers_kit.linear_norms import has_default_forward
 from treadle_layers_kit.mapping import allow_mapping
-from treadle_layers_kit.row_int4 import RowInt4
+from treadle_layers_kit.row_packing import RowPacking
 
 __all__ = ("NativePlan", "plan")
 
@@ -61,7 +60,7 @@ def plan(model: nn.Module, *, isa: str, pin: bool) -> NativePlan | str:
     if reason is not None:
         return reason
     for module in model.modules():
-        packing = Int4Packing.of(module)
+        packing = RowPacking.of(module)
         if packing is not None:
             packing.by_rows = True
         elif isinstance(module, (Linear, Embedding)):
@@ -126,7 +125,7 @@ def _replaced(model: nn.Module) -> Iterator[str]:
 def _uneven(model: nn.Module) -> Iterator[str]:
     """Yield the layers whose weight did not become what the plan asked for: only the checkpoint tells."""
     for name, module in model.named_modules():
-        if Int4Packing.of(module) and not isinstance(module._modules.get("int4"), RowInt4):
+        if RowPacking.of(module) is not None and row_weight(module) is None:
             yield name
 
 
@@ -210,10 +209,9 @@ def _linear_reasons(name: str, linear: Any, base: type[Linear]) -> Iterator[str]
     if not has_default_forward(linear, base):
         yield f"{name} is {type(linear).__name__}, which computes in its own way"
         return
-    method, packing = linear.method, Int4Packing.of(linear)
+    method, packing = linear.method, RowPacking.of(linear)
     if packing is not None:
-        misfit = "is quantized" if isinstance(linear, LMHead) else packing.row_misfit()
-        if misfit:
+        if misfit := packing.row_misfit():
             yield f"{name} {misfit}"
     elif isinstance(method, RoundedLinear):
         if not isinstance(linear, LMHead) and linear.inputs.size % 32 == 0:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treadle.errors import EngineError
-from treadle_kernels_native.int4 import scaled_sums
+from treadle_kernels_native.int4 import byte_sums, scaled_sums
 from treadle_kernels_native.int8 import quantize, row_sums
 from treadle_kernels_native.structs import (
     MAX_TABLES,
@@ -25,11 +25,14 @@ from treadle_kernels_native.structs import (
     Step,
 )
 from treadle_layers_kit.decode_step import DecoderFacts
-from treadle_layers_kit.int4_packing import ORDER
+from treadle_layers_kit.dequantized import REPACKED
 from treadle_layers_kit.mapping import is_mapped, release_pages
+from treadle_layers_kit.packed import NumbersPart
+from treadle_layers_kit.row_bytes import RowBytes
 from treadle_layers_kit.row_int4 import RowInt4
+from treadle_layers_kit.row_packing import ORDER
 
-__all__ = ("NativeProgram",)
+__all__ = ("NativeProgram", "row_weight")
 
 FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 MAX_THREADS = 256
@@ -133,7 +136,7 @@ class NativeProgram:
             layers=layers,
             embedding=embedding.data_ptr(),
             final_norm=self._norm(decoder.norm),
-            head=self._head(model.lm_head, layers[0].down.format),
+            head=self._head(model.lm_head, rounds=bool(layers[0].down.sums)),
             eps=decoder.norm.eps,
             num_layers=len(layers),
             hidden=embedding.shape[1],
@@ -167,9 +170,9 @@ class NativeProgram:
         struct.scale, struct.window = request.scale, request.window or 0
         struct.table = facts.cache_groups[block.attn.attn_group]
 
-    def _head(self, head: Any, form: int) -> Linear:
-        """The output head, in eight bits where the layers are: it is read for every token."""
-        if form not in (Format.INT8, Format.INT4):
+    def _head(self, head: Any, *, rounds: bool) -> Linear:
+        """The output head, in eight bits where activations of layers are: it is read for every token."""
+        if not rounds or row_weight(head) is not None:
             return self._linear(head)
         weight = head.get_parameter("weight")
         codes, scales = quantize(weight.detach())
@@ -205,11 +208,33 @@ class NativeProgram:
             group=weight.group,
         )
 
+    def _bytes(self, weight: RowBytes, order: Tensor | None, bias: Tensor | None) -> Linear:
+        codes, scales, offsets = weight.codes, weight.scales, weight.offsets
+        is_int8, is_plain = codes.dtype == torch.int8, offsets is None and scales.shape[1] == 1
+        if is_int8 and is_plain and weight.rounds_inputs:
+            return self._int8(codes, scales, bias)
+        return Linear(
+            weight=self._address(codes),
+            bias=self._address(bias),
+            scales=self._address(scales),
+            offsets=self._address(offsets),
+            sums=self._address(
+                byte_sums(codes, scales) if is_int8 and weight.rounds_inputs else None
+            ),
+            order=self._address(None if order is None else order.to(torch.int32)),
+            n=codes.shape[0],
+            k=codes.shape[1],
+            format=Format.GROUPED_INT8 if is_int8 else Format.GROUPED_FP8,
+            group=weight.group,
+        )
+
     def _linear(self, linear: Any) -> Linear:
-        bias, four_bits = self._bias(linear), linear._modules.get("int4")
-        if four_bits is not None:
-            return self._int4(four_bits, linear._buffers.get(ORDER), bias)
-        weight = linear.get_parameter("weight").detach()
+        bias, stored = self._bias(linear), row_weight(linear)
+        if isinstance(stored, RowInt4):
+            return self._int4(stored, linear._buffers.get(ORDER), bias)
+        if isinstance(stored, RowBytes):
+            return self._bytes(stored, linear._buffers.get(ORDER), bias)
+        weight = (stored or linear).get_parameter("weight").detach()
         if weight.dtype == torch.int8:
             return self._int8(weight, linear.weight_scale.detach(), bias)
         return Linear(
@@ -263,6 +288,15 @@ class NativeProgram:
         for index, table in enumerate(facts.page_tables):
             step.tables[index] = table.ctypes.data
         return step
+
+
+def row_weight(linear: Any) -> RowInt4 | RowBytes | NumbersPart | None:
+    """Return the weight that a quantization method brought into rows, if it did."""
+    for name in ("int4", REPACKED):
+        module = linear._modules.get(name)
+        if isinstance(module, RowInt4 | RowBytes | NumbersPart):
+            return module
+    return None
 
 
 def destroy(library: ctypes.CDLL, engine: int, process: int) -> None:

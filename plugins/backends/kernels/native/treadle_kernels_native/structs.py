@@ -18,6 +18,8 @@ class Format(IntEnum):
     BFLOAT16 = 1
     INT8 = 2
     INT4 = 3
+    GROUPED_INT8 = 4
+    GROUPED_FP8 = 5
 
 
 class InstructionSet(IntEnum):

@@ -14,7 +14,7 @@
 #define TN_MAX_TABLES 8
 
 /* How the elements of a matrix are stored. */
-enum { TN_F32 = 0, TN_BF16 = 1, TN_INT8 = 2, TN_INT4 = 3 };
+enum { TN_F32 = 0, TN_BF16 = 1, TN_INT8 = 2, TN_INT4 = 3, TN_GROUPED_INT8 = 4, TN_GROUPED_FP8 = 5 };
 
 /* Instruction sets, each of which includes those before it. */
 enum { TN_GENERIC = 0, TN_AVX2 = 1, TN_AVX512 = 2, TN_AVX512_BF16 = 3, TN_AMX = 4 };
@@ -22,17 +22,18 @@ enum { TN_GENERIC = 0, TN_AVX2 = 1, TN_AVX512 = 2, TN_AVX512_BF16 = 3, TN_AMX = 
 /* y = x · weightᵀ + bias. The weight is [n, k], row by row as in a checkpoint.
  *
  * TN_INT4 has codes from -8 to 7, in two's complement, 128 of a row in 64 bytes: the lower halves of the bytes
- * are the first 64, the upper halves the others. `group` of them, a multiple of 64, share a scale and an offset. */
+ * are the first 64, the upper halves the others. `group` of them, a multiple of 32, share a scale and an offset; of
+ * TN_GROUPED_INT8 and TN_GROUPED_FP8, which is float8_e4m3fn, a multiple of 16. */
 typedef struct {
     const void *weight;
     const float *bias;    /* [n], or NULL */
-    const float *scales;  /* TN_INT8: [n], TN_INT4: [n, k / group]; weight = scale · code + offset */
-    const float *offsets; /* TN_INT4: [n, k / group], where codes have zero points; or NULL */
-    const void *sums;     /* [n], of a row: TN_INT8: int32, its codes; TN_INT4: float, its codes times their scales */
+    const float *scales;  /* TN_INT8: [n], others: [n, k / group]; weight = scale · code + offset */
+    const float *offsets; /* the same, where codes have zero points; or NULL. Not of TN_INT8 */
+    const void *sums;     /* [n], of a row: TN_INT8: int32, its codes; others: float, its codes times their scales, or NULL: x is not rounded */
     const int32_t *order; /* [k], of which feature of x an input is, if they are not in order; or NULL */
     int64_t n, k;
     int64_t format;
-    int64_t group; /* of TN_INT4 */
+    int64_t group; /* 0 of TN_INT8 */
 } tn_linear;
 
 typedef struct {

@@ -21,7 +21,7 @@ static tn_kernels kernels_for(int64_t isa) {
 #if defined(__x86_64__)
     if (isa >= TN_AVX2) kernels = tn_kernels_avx2;
     if (isa >= TN_AVX512) kernels = tn_kernels_avx512;
-    if (isa >= TN_AVX512_BF16) kernels.dot_bf16 = tn_dot_bf16_avx512, kernels.mix_bf16 = tn_mix_bf16_avx512, kernels.dot_int8 = tn_dot_int8_vnni, kernels.dot_int4 = tn_dot_int4_vnni, kernels.unpack_int4 = tn_unpack_int4_avx512;
+    if (isa >= TN_AVX512_BF16) kernels.dot_bf16 = tn_dot_bf16_avx512, kernels.mix_bf16 = tn_mix_bf16_avx512, kernels.dot_int8 = tn_dot_int8_vnni, kernels.dot_int4 = tn_dot_int4_vnni, kernels.dot_groups = tn_dot_groups_vnni, kernels.unpack_int4 = tn_unpack_int4_avx512, kernels.unpack_int8 = tn_unpack_int8_avx512, kernels.unpack_fp8 = tn_unpack_fp8_avx512;
 #endif
     return kernels;
 }
@@ -62,7 +62,7 @@ static void take_all(tn_engine *engine, arena *from) {
     engine->operand.room = engine->activated.room = TN_SLAB;
     engine->operand.data = take(from, TN_SLAB * k * real);
     engine->operand.scales = take(from, TN_SLAB * real);
-    engine->operand.sums = take(from, TN_SLAB * (k / 64) * real);
+    engine->operand.sums = take(from, TN_SLAB * (k / 16) * real);
     engine->activated.data = take(from, TN_SLAB * model->intermediate * real);
     engine->activated.scales = take(from, TN_SLAB * real);
     engine->pieces = take(from, TN_SLAB * (int64_t)sizeof(tn_piece));
@@ -84,7 +84,7 @@ static void take_all(tn_engine *engine, arena *from) {
         thread->few.room = 16;
         thread->few.data = take(from, 16 * k * real);
         thread->few.scales = take(from, 16 * real);
-        thread->few.sums = take(from, 16 * (k / 64) * real);
+        thread->few.sums = take(from, 16 * (k / 16) * real);
     }
 }
 

@@ -34,8 +34,12 @@ struct tn_kernels {
     /* Codes of 4 bits in the layout of TN_INT4; ldw counts them too. scales [n, k / group], and so are the
      * offsets, or NULL; sums [m, k / group] of what x stands for, x - 128, are read if there are offsets */
     void (*dot_int4)(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
-    /* A row of such codes as y[k]: scale · code + offset, rounded to bf16 once */
+    /* The same of codes of 8 bits; group divides 64, or is a multiple of it */
+    void (*dot_groups)(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
+    /* A row of such codes, or of bytes, as y[k]: scale · code + offset, rounded to bf16 once */
     void (*unpack_int4)(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
+    void (*unpack_int8)(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
+    void (*unpack_fp8)(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
     /* o[m][d] = o[m][d] · keep[m] + sum over keys of p[m][key] · v[key][d] */
     void (*mix_f32)(const float *p, int64_t ldp, const float *keep, int64_t m, const float *v, int64_t ldv, int64_t keys, int64_t d, float *o);
     void (*mix_bf16)(const float *p, int64_t ldp, const float *keep, int64_t m, const bf16 *v, int64_t ldv, int64_t keys, int64_t d, float *o);
@@ -61,7 +65,10 @@ TN_INTERNAL void tn_dot_bf16_avx512(const bf16 *x, int64_t ldx, int64_t m, const
 TN_INTERNAL void tn_mix_bf16_avx512(const float *p, int64_t ldp, const float *keep, int64_t m, const bf16 *v, int64_t ldv, int64_t keys, int64_t d, float *o);
 TN_INTERNAL void tn_dot_int8_vnni(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
 TN_INTERNAL void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
+TN_INTERNAL void tn_dot_groups_vnni(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
 TN_INTERNAL void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
+TN_INTERNAL void tn_unpack_int8_avx512(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
+TN_INTERNAL void tn_unpack_fp8_avx512(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
 #endif
 
 /* ------------------------------------------------------------------------------------- threads */
@@ -125,7 +132,7 @@ typedef struct {
     bf16 *queries_bf16;
     struct tn_tiled_attention *tiled; /* of AMX */
     uint32_t *panel; /* of AMX: [32, TN_PART] of a weight, a tile after the other */
-    bf16 *unpacked;  /* TN_UNPACKED rows of a weight in 4 bits */
+    bf16 *unpacked;  /* TN_UNPACKED rows of a weight */
     tn_operand few; /* of steps of one block of tokens, for which each thread makes its own */
 } tn_thread;
 
@@ -146,13 +153,14 @@ struct tn_engine {
 };
 
 /* Whether the kernels of a weight read activations in 8 bits. */
-static inline int tn_takes_uint8(const tn_linear *linear) { return linear->format == TN_INT8 || linear->format == TN_INT4; }
+static inline int tn_takes_uint8(const tn_linear *linear) { return linear->format >= TN_INT8 && linear->sums != NULL && (linear->format == TN_INT8 || linear->group % 64 == 0 || 64 % linear->group == 0); }
+static inline int64_t tn_weight_bits(const tn_linear *linear) { return linear->format == TN_F32 ? 32 : linear->format == TN_BF16 ? 16 : linear->format == TN_INT4 ? 4 : 8; }
 static inline const float *tn_offsets_from(const float *offsets, int64_t index) { return offsets == NULL ? NULL : offsets + index; }
-/* Whether what gate and up make is complete before down reads it: the scale of a row in 8 bits needs all of it, and
- * tn_gated_run unpacks nothing. */
-static inline int tn_gates_first(const tn_layer *layer) { return tn_takes_uint8(&layer->down) || layer->gate_up.format == TN_INT4; }
-/* Whether a weight in 4 bits is unpacked for all rows of the operand, which are not in 8 bits then. */
-static inline int tn_is_unpacked(const tn_linear *linear, const tn_operand *x) { return linear->format == TN_INT4 && x->kind != TN_ROWS_UINT8; }
+/* Whether what gate and up make is complete before down reads it: the scale of a row in 8 bits needs all of it, so does
+ * another order, and tn_gated_run unpacks nothing. */
+static inline int tn_gates_first(const tn_layer *layer) { return tn_takes_uint8(&layer->down) || layer->down.order != NULL || layer->gate_up.format >= TN_INT4; }
+/* Whether a weight is unpacked for all rows of the operand, which are not in 8 bits then. */
+static inline int tn_is_unpacked(const tn_linear *linear, const tn_operand *x) { return linear->format >= TN_INT4 && x->kind != TN_ROWS_UINT8; }
 TN_INTERNAL int tn_operand_kind(const tn_engine *engine, const tn_linear *linear, int64_t m);
 /* Rows [first, first + count) of x, count ≤ 16, into the operand; first is a multiple of 16. */
 TN_INTERNAL void tn_operand_fill(const tn_engine *engine, tn_operand *operand, const float *x, int64_t ldx, int64_t first, int64_t count);

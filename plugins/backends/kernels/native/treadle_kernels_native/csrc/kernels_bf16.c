@@ -43,11 +43,31 @@ INLINE VNNI void block_int8(const int rows, const int columns, const uint8_t *x,
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = _mm512_reduce_add_epi32(sums[r][c]);
 }
 
+/* What offsets add: the sums of x for each group, times factor. */
+INLINE VNNI void add_offsets(const int rows, const int columns, const float *x_sums, const float *offsets, int64_t groups, float factor, __m512 sums[4][4]) {
+    for (int64_t i = 0; offsets != NULL && i < groups; i += 16) {
+        const __mmask16 mask = groups - i >= 16 ? 0xffff : (__mmask16)((1 << (groups - i)) - 1);
+        __m512 values[4];
+        UNROLL for (int r = 0; r < rows; r++) values[r] = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x_sums + r * groups + i), _mm512_set1_ps(factor));
+        UNROLL for (int c = 0; c < columns; c++) {
+            const __m512 added = _mm512_maskz_loadu_ps(mask, offsets + c * groups + i);
+            UNROLL for (int r = 0; r < rows; r++) sums[r][c] = _mm512_fmadd_ps(values[r], added, sums[r][c]);
+        }
+    }
+}
+
+/* The scales of 64 codes, of which each lane has four: one, or several of a group that divides them. */
+INLINE VNNI __m512 lane_scales(const float *scales, __mmask16 mask, __m512i lanes) { return _mm512_permutexvar_ps(lanes, _mm512_maskz_loadu_ps(mask, scales)); }
+INLINE VNNI __m512i group_lanes(int64_t group) {
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return group == 16 ? _mm512_srli_epi32(lanes, 2) : group == 32 ? _mm512_srli_epi32(lanes, 3) : _mm512_setzero_si512();
+}
+
 /* Codes are multiplied where they lie in their bytes, sixteen times as large. Sums stay in lanes, which are
- * added up once, behind the last group. wide: both halves of the bytes are always of one group. */
+ * added up once, behind the last group. wide: both halves of the bytes are always of one group; -1: of two each. */
 INLINE VNNI void block_int4(const int wide, const int rows, const int columns, const uint8_t *x, int64_t ldx, const float *x_sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t k, float *y, int64_t ldy) {
     const int64_t groups = k / group;
-    const __m512i upper = _mm512_set1_epi8((char)0xf0), zero = _mm512_setzero_si512();
+    const __m512i upper = _mm512_set1_epi8((char)0xf0), zero = _mm512_setzero_si512(), lanes = group_lanes(group);
     __m512 sums[4][4];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_setzero_ps();
     int64_t second = 0, end = group; /* the groups of both halves, and where the second one ends */
@@ -61,23 +81,16 @@ INLINE VNNI void block_int4(const int wide, const int rows, const int columns, c
             const __m512i pairs = _mm512_loadu_si512(w + (c * ldw + i) / 2);
             if (rows == 1) PREFETCH(w + (c * ldw + i) / 2);
             const __m512i low = _mm512_and_si512(_mm512_slli_epi16(pairs, 4), upper), high = _mm512_and_si512(pairs, upper);
-            const __m512 low_scale = _mm512_set1_ps(scales[c * groups + first]), high_scale = _mm512_set1_ps(scales[c * groups + second]);
+            const float *at = scales + c * groups;
+            const __m512 low_scale = wide < 0 ? lane_scales(at + i / 32, 3, lanes) : _mm512_set1_ps(at[first]), high_scale = wide < 0 ? lane_scales(at + i / 32 + 2, 3, lanes) : _mm512_set1_ps(at[second]);
             UNROLL for (int r = 0; r < rows; r++) {
-                const __m512i dots = _mm512_dpbusd_epi32(zero, values[0][r], low), others = _mm512_dpbusd_epi32(wide ? dots : zero, values[1][r], high);
-                if (!wide) sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), low_scale, sums[r][c]);
+                const __m512i dots = _mm512_dpbusd_epi32(zero, values[0][r], low), others = _mm512_dpbusd_epi32(wide > 0 ? dots : zero, values[1][r], high);
+                if (wide <= 0) sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), low_scale, sums[r][c]);
                 sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(others), high_scale, sums[r][c]);
             }
         }
     }
-    for (int64_t i = 0; offsets != NULL && i < groups; i += 16) {
-        const __mmask16 mask = groups - i >= 16 ? 0xffff : (__mmask16)((1 << (groups - i)) - 1);
-        __m512 values[4];
-        UNROLL for (int r = 0; r < rows; r++) values[r] = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x_sums + r * groups + i), _mm512_set1_ps(16));
-        UNROLL for (int c = 0; c < columns; c++) {
-            const __m512 added = _mm512_maskz_loadu_ps(mask, offsets + c * groups + i);
-            UNROLL for (int r = 0; r < rows; r++) sums[r][c] = _mm512_fmadd_ps(values[r], added, sums[r][c]);
-        }
-    }
+    add_offsets(rows, columns, x_sums, offsets, groups, 16, sums);
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = _mm512_reduce_add_ps(sums[r][c]) / 16;
 }
 
@@ -100,6 +113,10 @@ INLINE VNNI void dot_int4(const int wide, const uint8_t *x, int64_t ldx, int64_t
 VNNI void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) {
     /* One loop for each kind, without what the others need. */
     const int wide = group % 128 == 0;
+    if (group % 64 != 0) {
+        dot_int4(-1, x, ldx, m, sums, w, ldw, scales, offsets, group, n, k, y, ldy);
+        return;
+    }
     if (offsets == NULL && wide)
         dot_int4(1, x, ldx, m, sums, w, ldw, scales, NULL, group, n, k, y, ldy);
     else if (offsets == NULL)
@@ -108,6 +125,48 @@ VNNI void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const float
         dot_int4(1, x, ldx, m, sums, w, ldw, scales, offsets, group, n, k, y, ldy);
     else
         dot_int4(0, x, ldx, m, sums, w, ldw, scales, offsets, group, n, k, y, ldy);
+}
+
+INLINE VNNI void block_groups(const int rows, const int columns, const uint8_t *x, int64_t ldx, const float *x_sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t k, float *y, int64_t ldy) {
+    const int64_t groups = k / group, step = group < 64 ? 64 / group : 1;
+    const __m512i lanes = group_lanes(group), zero = _mm512_setzero_si512();
+    __m512 sums[4][4];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_setzero_ps();
+    for (int64_t i = 0, at = 0, end = group; i < k; i += 64) {
+        const __mmask64 some = k - i >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (k - i)) - 1;
+        const __mmask16 mask = (__mmask16)((1 << (groups - at < step ? groups - at : step)) - 1);
+        __m512i values[4];
+        UNROLL for (int r = 0; r < rows; r++) values[r] = _mm512_maskz_loadu_epi8(some, x + r * ldx + i);
+        UNROLL for (int c = 0; c < columns; c++) {
+            const __m512i codes = _mm512_maskz_loadu_epi8(some, w + c * ldw + i);
+            const __m512 scale = lane_scales(scales + c * groups + at, mask, lanes);
+            UNROLL for (int r = 0; r < rows; r++) sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(zero, values[r], codes)), scale, sums[r][c]);
+        }
+        if (group < 64)
+            at += step;
+        else if (i + 64 == end)
+            at++, end += group;
+    }
+    add_offsets(rows, columns, x_sums, offsets, groups, 1, sums);
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = _mm512_reduce_add_ps(sums[r][c]);
+}
+
+VNNI void tn_dot_groups_vnni(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) {
+    const int64_t groups = k / group;
+    for (int64_t r = 0; r < m;) {
+        const uint8_t *from = x + r * ldx;
+        const float *totals = sums + r * groups;
+        float *to = y + r * ldy;
+        const int64_t rows = m - r >= 4 ? 4 : 1;
+        int64_t c = 0;
+        if (rows == 4)
+            for (; c + 4 <= n; c += 4) block_groups(4, 4, from, ldx, totals, w + c * ldw, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + c, ldy);
+        else
+            for (; c + 4 <= n; c += 4) block_groups(1, 4, from, ldx, totals, w + c * ldw, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + c, ldy);
+        for (; c < n; c++)
+            for (int64_t i = 0; i < rows; i++) block_groups(1, 1, from + i * ldx, ldx, totals + i * groups, w + c * ldw, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + i * ldy + c, ldy);
+        r += rows;
+    }
 }
 
 /* The sixteen weights that a group may have, twice over: a register to look codes up in. */
@@ -119,14 +178,39 @@ INLINE BF16 __m512i weights_of(const float *scales, const float *offsets, int64_
 BF16 void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y) {
     const __m512i lower = _mm512_set1_epi16(15);
     for (int64_t i = 0; i < k; i += 128) {
-        const __m512i first = weights_of(scales, offsets, i / group), second = weights_of(scales, offsets, (i + 64) / group);
+        __m512i first = weights_of(scales, offsets, i / group), second = weights_of(scales, offsets, (i + 64) / group);
         for (int64_t j = 0; j < 64; j += 32) {
+            if (j > 0 && group % 64 != 0) first = weights_of(scales, offsets, (i + 32) / group), second = weights_of(scales, offsets, (i + 96) / group);
             const __m512i pairs = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(w + i / 2 + j)));
             _mm512_storeu_si512(y + i + j, _mm512_permutexvar_epi16(_mm512_and_si512(pairs, lower), first));
             _mm512_storeu_si512(y + i + 64 + j, _mm512_permutexvar_epi16(_mm512_srli_epi16(pairs, 4), second));
         }
     }
 }
+
+INLINE BF16 __m512 load_int8(const uint8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+
+/* float8_e4m3fn without NaN: an exponent of 0 has no leading one, which is taken off again. */
+INLINE BF16 __m512 load_fp8(const uint8_t *p) {
+    const __m512i bits = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)), size = _mm512_slli_epi32(_mm512_and_si512(bits, _mm512_set1_epi32(127)), 20);
+    const __mmask16 least = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(1 << 23));
+    const __m512i whole = _mm512_add_epi32(size, _mm512_mask_blend_epi32(least, _mm512_set1_epi32(120 << 23), _mm512_set1_epi32(121 << 23)));
+    const __m512 value = _mm512_castsi512_ps(whole);
+    const __m512i signless = _mm512_castps_si512(_mm512_mask_sub_ps(value, least, value, _mm512_set1_ps(0x1p-6f)));
+    return _mm512_castsi512_ps(_mm512_or_si512(signless, _mm512_and_si512(bits, _mm512_set1_epi32((int)0x80000000))));
+}
+
+#define UNPACK(name, load) \
+    BF16 void name(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y) { \
+        for (int64_t i = 0, end = 0, at = -1; i < k; i += 16) { \
+            if (i == end) at++, end += group; \
+            const __m512 value = _mm512_fmadd_ps(load(w + i), _mm512_set1_ps(scales[at]), _mm512_set1_ps(offsets == NULL ? 0.0f : offsets[at])); \
+            _mm256_storeu_si256((__m256i *)(y + i), (__m256i)_mm512_cvtneps_pbh(value)); \
+        } \
+    }
+
+UNPACK(tn_unpack_int8_avx512, load_int8)
+UNPACK(tn_unpack_fp8_avx512, load_fp8)
 
 /* One row reads one row of weights after the other; more rows use the registers for six by four results. */
 #define PRODUCT(name, target, block, left, right, result) \

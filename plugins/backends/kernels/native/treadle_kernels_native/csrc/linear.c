@@ -16,8 +16,7 @@ static int is_tiled(const tn_operand *x) { return x->kind == TN_TILES_BF16 || x-
 
 /* Rows of weights in a piece: a multiple of 32, fewer where threads would be left without. */
 static int64_t piece_rows(const tn_engine *engine, const tn_linear *linear, const tn_operand *x, int64_t m, int64_t n) {
-    const int64_t bits = linear->format == TN_F32 ? 32 : linear->format == TN_BF16 ? 16 : linear->format == TN_INT8 ? 8 : 4;
-    int64_t rows = PIECE_BYTES * 8 / (linear->k * bits) / 32 * 32;
+    int64_t rows = PIECE_BYTES * 8 / (linear->k * tn_weight_bits(linear)) / 32 * 32;
     if (is_tiled(x) && m >= MANY) rows = PIECE_ROWS;
     const int64_t share = (n / (2 * engine->threads) + 31) / 32 * 32;
     if (rows > share) rows = share;
@@ -42,10 +41,10 @@ static void product(const tn_engine *engine, const tn_linear *linear, const tn_o
         kernels->dot_bf16((const bf16 *)x->data + first * k, k, count, (const bf16 *)linear->weight + n0 * k, k, width, k, y, ldy);
         break;
     case TN_ROWS_UINT8: {
-        if (linear->format == TN_INT4) {
+        if (linear->format != TN_INT8) {
             const int64_t groups = k / linear->group;
             const float *sums = linear->sums, *offsets = tn_offsets_from(linear->offsets, n0 * groups);
-            kernels->dot_int4((const uint8_t *)x->data + first * k, k, count, x->sums + first * groups, (const uint8_t *)linear->weight + n0 * (k / 2), k, linear->scales + n0 * groups, offsets, linear->group, width, k, y, ldy);
+            (linear->format == TN_INT4 ? kernels->dot_int4 : kernels->dot_groups)((const uint8_t *)x->data + first * k, k, count, x->sums + first * groups, (const uint8_t *)linear->weight + n0 * k * tn_weight_bits(linear) / 8, k, linear->scales + n0 * groups, offsets, linear->group, width, k, y, ldy);
             for (int64_t r = 0; r < count; r++)
                 for (int64_t c = 0; c < width; c++) y[r * ldy + c] = (y[r * ldy + c] - 128.0f * sums[n0 + c]) * x->scales[first + r];
             break;
@@ -67,12 +66,14 @@ static void product(const tn_engine *engine, const tn_linear *linear, const tn_o
             for (int64_t c = 0; c < width; c++) y[r * ldy + c] += linear->bias[n0 + c];
 }
 
-/* Some rows of a weight in 4 bits as a layer of their own, in bf16. */
+/* Some rows of a weight as a layer of their own, in bf16. */
 static tn_linear unpacked(const tn_engine *engine, int thread, const tn_linear *linear, int64_t n0, int64_t width) {
     const int64_t k = linear->k, groups = k / linear->group;
+    const tn_kernels *kernels = &engine->kernels;
+    const int64_t bytes = k * tn_weight_bits(linear) / 8;
     bf16 *to = engine->thread[thread].unpacked;
     for (int64_t r = 0; r < width; r++)
-        engine->kernels.unpack_int4((const uint8_t *)linear->weight + (n0 + r) * (k / 2), linear->scales + (n0 + r) * groups, tn_offsets_from(linear->offsets, (n0 + r) * groups), linear->group, k, to + r * k);
+        (linear->format == TN_INT4 ? kernels->unpack_int4 : linear->format == TN_GROUPED_FP8 ? kernels->unpack_fp8 : kernels->unpack_int8)((const uint8_t *)linear->weight + (n0 + r) * bytes, linear->scales + (n0 + r) * groups, tn_offsets_from(linear->offsets, (n0 + r) * groups), linear->group, k, to + r * k);
     return (tn_linear){.weight = to, .bias = linear->bias == NULL ? NULL : linear->bias + n0, .n = width, .k = k, .format = TN_BF16};
 }
 

@@ -12,7 +12,7 @@
 /* From so many rows on, tiles pay. */
 #define TILE_ROWS 4
 
-/* The rows from which on weights in 4 bits are better unpacked. Where bytes are multiplied by bytes in one instruction
+/* The rows from which on weights of groups are better unpacked. Where bytes are multiplied by bytes in one instruction
  * but not in tiles, and where registers are short, they are not. */
 static int64_t unpack_rows(const tn_engine *engine, int tiles) { return tiles ? 8 : engine->isa == TN_AVX512 ? 24 : INT64_MAX; }
 
@@ -22,8 +22,10 @@ int tn_operand_kind(const tn_engine *engine, const tn_linear *linear, int64_t m)
     case TN_F32:
         return TN_ROWS_F32;
     case TN_INT4: /* the groups of a row have scales of their own, which costs a step for each product of one */
-        if (m < unpack_rows(engine, tiles)) return TN_ROWS_UINT8;
+    case TN_GROUPED_INT8:
+        if (m < unpack_rows(engine, tiles) && tn_takes_uint8(linear)) return TN_ROWS_UINT8;
         /* fall through */
+    case TN_GROUPED_FP8:
     case TN_BF16:
         if (tiles && linear->k % 32 == 0) return TN_TILES_BF16;
         return engine->kernels.dot_bf16 != NULL ? TN_ROWS_BF16 : TN_ROWS_F32;

@@ -32,7 +32,7 @@ static int by_address(const void *a, const void *b) {
 
 /* The large pages that a weight touches. */
 static range range_of(const tn_linear *linear) {
-    const int64_t bits = linear->format == TN_F32 ? 32 : linear->format == TN_BF16 ? 16 : linear->format == TN_INT8 ? 8 : 4;
+    const int64_t bits = tn_weight_bits(linear);
     const uintptr_t first = (uintptr_t)linear->weight, last = first + (uintptr_t)(linear->n * linear->k * bits / 8);
     return (range){first / LARGE_PAGE * LARGE_PAGE, (last + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE};
 }
