@@ -139,6 +139,7 @@ INLINE VNNI void block_groups(const int rows, const int columns, const uint8_t *
         UNROLL for (int r = 0; r < rows; r++) values[r] = _mm512_maskz_loadu_epi8(some, x + r * ldx + i);
         UNROLL for (int c = 0; c < columns; c++) {
             const __m512i codes = _mm512_maskz_loadu_epi8(some, w + c * ldw + i);
+            if (rows == 1) PREFETCH(w + c * ldw + i);
             const __m512 scale = lane_scales(scales + c * groups + at, mask, lanes);
             UNROLL for (int r = 0; r < rows; r++) sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(zero, values[r], codes)), scale, sums[r][c]);
         }
@@ -161,8 +162,6 @@ VNNI void tn_dot_groups_vnni(const uint8_t *x, int64_t ldx, int64_t m, const flo
         int64_t c = 0;
         if (rows == 4)
             for (; c + 4 <= n; c += 4) block_groups(4, 4, from, ldx, totals, w + c * ldw, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + c, ldy);
-        else
-            for (; c + 4 <= n; c += 4) block_groups(1, 4, from, ldx, totals, w + c * ldw, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + c, ldy);
         for (; c < n; c++)
             for (int64_t i = 0; i < rows; i++) block_groups(1, 1, from + i * ldx, ldx, totals + i * groups, w + c * ldw, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + i * ldy + c, ldy);
         r += rows;
@@ -177,13 +176,18 @@ INLINE BF16 __m512i weights_of(const float *scales, const float *offsets, int64_
 
 BF16 void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y) {
     const __m512i lower = _mm512_set1_epi16(15);
-    for (int64_t i = 0; i < k; i += 128) {
-        __m512i first = weights_of(scales, offsets, i / group), second = weights_of(scales, offsets, (i + 64) / group);
-        for (int64_t j = 0; j < 64; j += 32) {
-            if (j > 0 && group % 64 != 0) first = weights_of(scales, offsets, (i + 32) / group), second = weights_of(scales, offsets, (i + 96) / group);
-            const __m512i pairs = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(w + i / 2 + j)));
-            _mm512_storeu_si512(y + i + j, _mm512_permutexvar_epi16(_mm512_and_si512(pairs, lower), first));
-            _mm512_storeu_si512(y + i + 64 + j, _mm512_permutexvar_epi16(_mm512_srli_epi16(pairs, 4), second));
+    __m512i tables[4] = {}; /* of 32 codes each */
+    for (int64_t i = 0, at = -1, end = 0; i < k; i += 128) {
+        UNROLL for (int j = 0; j < 4; j++) {
+            if (i + 32 * j == end)
+                tables[j] = weights_of(scales, offsets, ++at), end += group;
+            else
+                tables[j] = tables[(j + 3) % 4];
+        }
+        UNROLL for (int j = 0; j < 2; j++) {
+            const __m512i pairs = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(w + i / 2 + 32 * j)));
+            _mm512_storeu_si512(y + i + 32 * j, _mm512_permutexvar_epi16(_mm512_and_si512(pairs, lower), tables[j]));
+            _mm512_storeu_si512(y + i + 64 + 32 * j, _mm512_permutexvar_epi16(_mm512_srli_epi16(pairs, 4), tables[2 + j]));
         }
     }
 }
