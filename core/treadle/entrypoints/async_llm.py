@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,14 +33,6 @@ if TYPE_CHECKING:
     from treadle.api.files import Tokenizer
 
 __all__ = ("AsyncLLM",)
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadyState:
-    """What there is once the engine has started."""
-
-    processor: InputProcessor
-    outputs: OutputProcessor
 
 
 class AsyncLLM:
@@ -80,7 +71,8 @@ class AsyncLLM:
         self.parser_watchdog = parser_watchdog(self.plugins.call_stats)
         self._client = EngineClient(self, entry)
         self._starting: asyncio.Task[None] | None = None
-        self._ready: _ReadyState | None = None
+        self._processor: InputProcessor | None = None
+        self._outputs = OutputProcessor(None)
         self._streams: dict[str, OutputStream] = {}
         self._sequences = 0
         self._chats: ChatProcessor | None = None
@@ -113,8 +105,8 @@ class AsyncLLM:
             opening.add_done_callback(_close)
             await self._client.stop(seconds=0.0)
             raise
-        outputs = OutputProcessor(assets.guarded_tokenizer, info.eos_token_ids)
-        self._ready = _ReadyState(InputProcessor(info, assets), outputs)
+        self._outputs = OutputProcessor(assets.guarded_tokenizer, info.eos_token_ids)
+        self._processor = InputProcessor(info, assets)
 
     def _open(self, config: EngineConfig) -> FrontendAssets:
         assets = open_checkpoint(config, self.plugins)
@@ -131,11 +123,11 @@ class AsyncLLM:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
         for request_id in list(self._streams):
-            self._ready_state.outputs.abort(request_id)
+            self._outputs.abort(request_id)
         await self._client.stop()
         self.texts.close()
         self.parser_watchdog.close()
-        if self._ready is not None:
+        if self._processor is not None:
             self.assets.close()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -147,7 +139,7 @@ class AsyncLLM:
     @property
     def info(self) -> EngineInfo:
         """Raises ``EngineDeadError`` before ``start``."""
-        return self._ready_state.processor.info
+        return self._ready_processor.info
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -157,7 +149,7 @@ class AsyncLLM:
     @property
     def assets(self) -> FrontendAssets:
         """What was read of the checkpoint for its text. Raises ``EngineDeadError`` before ``start``."""
-        return self._ready_state.processor.assets
+        return self._ready_processor.assets
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters uses: the checkpoint's ``generation_config.json``."""
@@ -165,7 +157,7 @@ class AsyncLLM:
 
     @property
     def alive(self) -> bool:
-        return self._ready is not None and self._client.fatal_error is None
+        return self._processor is not None and self._client.fatal_error is None
 
     @property
     def unfinished(self) -> int:
@@ -250,7 +242,7 @@ class AsyncLLM:
         With ``submit`` this is ``generate`` in two halves, for frontends that must know whether a
         request is good before they begin to answer.
         """
-        processor = (await self._wait_until_started()).processor
+        processor = await self._wait_until_started()
         self._client.check()
         parsed = parse_prompt(prompt)
         if parsed.ids is None:
@@ -271,7 +263,6 @@ class AsyncLLM:
 
         Raises ``RequestError`` if its id is in use, ``QueueFullError``, ``EngineDeadError``.
         """
-        processor = self._ready_state.outputs
         self._client.check()
         count = len(request.sequences)
         limits = self.config.scheduler
@@ -292,10 +283,10 @@ class AsyncLLM:
         def on_close(stream: OutputStream) -> None:
             self._sequences -= count
             del self._streams[request.id]
-            self._client.abort(processor.drop(request.id))
+            self._client.abort(self._outputs.drop(request.id))
 
         stream = OutputStream(request.id, request.params.output_kind == "delta", on_close)
-        processor.add(request, stream.put)
+        self._outputs.add(request, stream.put)
         self._streams[request.id] = stream
         self._sequences += count
         self._client.add(request.sequences)
@@ -306,46 +297,43 @@ class AsyncLLM:
 
         An unknown id is not an error: the request may have finished meanwhile.
         """
-        if self._ready is not None:
-            self._client.abort(self._ready.outputs.abort(request_id))
+        self._client.abort(self._outputs.abort(request_id))
 
     def on_outputs(self, outputs: list[TokenOutput]) -> None:
         for output in outputs:
-            if output.param and (error := self._ready_state.outputs.refusal(output)) is not None:
+            if output.param and (error := self._outputs.refusal(output)) is not None:
                 self.on_rejected(output.id, error)
-        self._client.abort(self._ready_state.outputs.process(outputs))
+        self._client.abort(self._outputs.process(outputs))
 
     def on_rejected(self, id: str, error: TreadleError) -> None:
-        processor = self._ready_state.outputs
-        request_id = processor.request_of(id)
+        request_id = self._outputs.request_of(id)
         if request_id is not None:
-            self._client.abort(processor.drop(request_id))
+            self._client.abort(self._outputs.drop(request_id))
             self._streams[request_id].fail(error)
 
     def on_engine_dead(self, error: EngineDeadError) -> None:
         for request_id, stream in list(self._streams.items()):
-            self._ready_state.outputs.drop(request_id)
+            self._outputs.drop(request_id)
             stream.fail(error)
 
-    async def _wait_until_started(self) -> _ReadyState:
-        if self._ready is None:
+    async def _wait_until_started(self) -> InputProcessor:
+        if self._processor is None:
             await self.start()
-        return self._ready_state
+        return self._ready_processor
 
     @property
-    def _ready_state(self) -> _ReadyState:
+    def _ready_processor(self) -> InputProcessor:
         """Raises ``EngineDeadError`` before ``start``."""
-        if self._ready is None:
+        if self._processor is None:
             raise EngineDeadError("the engine is not started; await start() first")
-        return self._ready
+        return self._processor
 
     def _chat_processor(self) -> ChatProcessor:
         if self._chats is None:
-            ready = self._ready_state
             self._chats = self.assets.chats(
                 self.config,
                 self.plugins,
-                ready.processor,
+                self._ready_processor,
                 self.texts,
                 watchdog=self.parser_watchdog,
             )

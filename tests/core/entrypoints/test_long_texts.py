@@ -42,8 +42,8 @@ class GatedTokenizer:
 
 
 def watched(engine: AsyncLLM) -> GatedTokenizer:
-    tokenizer = GatedTokenizer(engine._ready_state.processor.tokenizer)
-    engine._ready_state.processor.tokenizer = tokenizer  # type: ignore[assignment]
+    tokenizer = GatedTokenizer(engine._ready_processor.tokenizer)
+    engine._ready_processor.tokenizer = tokenizer  # type: ignore[assignment]
     return tokenizer
 
 

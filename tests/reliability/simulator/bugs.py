@@ -151,7 +151,7 @@ BUGS = {
         f"{ASYNC}.submit", "self._sequences -= count", "pass"
     ),
     "a reader that leaves does not abort": Bug(
-        f"{ASYNC}.submit", "self._client.abort(processor.drop(request.id))", "processor.drop(request.id)"
+        f"{ASYNC}.submit", "self._client.abort(self._outputs.drop(request.id))", "self._outputs.drop(request.id)"
     ),
     "a shutdown during the start cancels the callers": Bug(
         f"{ASYNC}.start", "await asyncio.wait((self._starting,))", "await asyncio.shield(self._starting)"

@@ -16,13 +16,13 @@ __all__ = ("check_frontend", "check_quiet", "check_shut", "check_step_time")
 
 
 def check_frontend(world: World, llm: Any) -> None:
-    client, ready = llm._client, llm._ready
+    client = llm._client
     left = {
         "streams": llm._streams,
         "sequences": llm._sequences,
         "pings": {} if llm.alive else client._pings,
-        "requests": [] if ready is None else ready.outputs._requests,
-        "outputs": [] if ready is None else ready.outputs._sequences,
+        "requests": llm._outputs._requests,
+        "outputs": llm._outputs._sequences,
         "unsent": client._requests_to_add + client._ids_to_abort,
         "texts": [*llm.texts._pending, *llm.texts._running],
     }

@@ -109,8 +109,7 @@ class CheckedCore(EngineCore):
 
     def _check_is_wanted(self, name: str) -> None:
         episode, now = self.episode, self.episode.world.now
-        ready = episode.llm._ready
-        if ready is None or ready.outputs.request_of(name) is None:
+        if episode.llm._outputs.request_of(name) is None:
             seconds = now - episode.left_at.setdefault(name, now)
             if seconds > ABORTED_WITHIN:
                 episode.world.fail(
