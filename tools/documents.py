@@ -77,6 +77,7 @@ SAMPLING = {
     "cache_salt": "Prompts share cached pages only with prompts of the same salt.",
     "structured_outputs": "What the output must match: see below.",
     "extra_args": "Arguments of logits processors and of the scheduling policy, by the plugin's name.",
+    "thinking_token_budget": "Tokens after which the reasoning of a chat is ended.",
     "output_kind": "What a streamed output holds: all so far, only what is new, or nothing until the end.",
 }
 

@@ -20,7 +20,6 @@ from treadle.config import EngineConfig
 from treadle.errors import EngineDeadError, PluginLoadError
 from treadle.processes.logs import steps
 from treadle_server.batches.storage import check_files_dir
-from treadle_server.chat.thinking_budget import with_thinking_budget
 from treadle_server.config import ServerConfig
 from treadle_server.engine import Engine
 from treadle_server.exit_guard import EXIT_SECONDS, ExitGuard
@@ -59,7 +58,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> None:
     def build() -> Startable:
         from treadle.entrypoints.async_llm import AsyncLLM
 
-        return with_thinking_budget(AsyncLLM(config=engine))
+        return AsyncLLM(config=engine)
 
     serve_engine(build, server)
 

@@ -38,6 +38,7 @@ PASSED = (
     "spaces_between_special_tokens",
     "truncate_prompt_tokens",
     "priority",
+    "thinking_token_budget",
     "cache_salt",
     "extra_args",
 )

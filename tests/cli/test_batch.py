@@ -159,6 +159,28 @@ def test_run_completes_a_file_of_prompts(treadle, checkpoint, texts):
     assert "top_p" in printed[4]["error"] and "not valid JSON" in printed[5]["error"]
 
 
+def test_chats_of_files_have_budgets(treadle):
+    """A flag is for every line; a text has no thought that could have one."""
+    messages = [{"role": "user", "content": "What is 12 plus 30?"}]
+    chat = {"messages": messages, "chat_template_kwargs": {"enable_thinking": True}}
+    lines = [chat | {"thinking_token_budget": 1000}, chat, {"prompt": "x"}]
+    Path("prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    arguments = (*SMALL, "--temperature", "0", "--thinking-token-budget", "3")
+    result = treadle("run", "prompts.jsonl", *arguments)
+    printed = sorted(map(json.loads, result.out.splitlines()), key=lambda row: row["line"])
+    free, cut = (row["message"] for row in printed[:2])
+    assert "42" in free["content"] and "42" in cut["content"]
+    assert len(cut.get("reasoning") or "") < len(free["reasoning"])
+    assert "thinking_token_budget is for chats" in printed[2]["error"]
+
+    line = request("a", "/v1/chat/completions", **lines[1], thinking_token_budget=0, max_tokens=99)
+    Path("in.jsonl").write_text(json.dumps(line | {"body": line["body"] | {"prompt": None}}))
+    assert treadle("batch", *SMALL, "-i", "in.jsonl", "-o", "out.jsonl").code == 0
+    (answer,) = rows("out.jsonl")
+    message = answer["response"]["body"]["choices"][0]["message"]
+    assert "42" in message["content"] and not (message.get("reasoning") or "").strip()
+
+
 def test_run_needs_a_file(treadle, tmp_path):
     (tmp_path / "empty").write_text("")
     for arguments, message in (

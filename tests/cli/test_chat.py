@@ -232,6 +232,33 @@ def test_a_pipe_gets_the_answer_alone(treadle):
         assert shown.out == "hm\n\n" + "a " * 60 + "\n"
 
 
+def test_a_thought_has_a_budget(treadle):
+    """Here, and on a server, which gets the field; ``/set`` changes it."""
+    chat = ("chat", *SMALL, "--temperature", "0", "--system", "Think before you answer.")
+    asked, shown = "What is 12 plus 30?\n", ("--reasoning", "show")
+    thought, answer = treadle(*chat, *shown, stdin=asked).out.split("\n\n")
+    cut = treadle(*chat, *shown, "--thinking-token-budget", "5", stdin=asked)
+    beginning = cut.out.split("\n\n")[0]
+    assert thought.startswith(beginning) and 0 < len(beginning) < len(thought)
+    assert cut.code == 0 and answer in cut.out
+    none = treadle(*chat, *shown, stdin=f"/set thinking_token_budget 0\n{asked}")
+    assert none.out == answer
+    with fake_server() as server:
+        server.answers = [[{"content": "One."}]]
+        treadle("chat", "--url", server.url, "--thinking-token-budget", "7", stdin="x\n")
+    assert server.bodies[0]["thinking_token_budget"] == 7
+
+
+def test_a_budget_that_cannot_be_kept_is_one_line(treadle, checkpoint):
+    for budget, message in (
+        ("5", "thinking_token_budget needs a reasoning parser, and none matches this model"),
+        ("-1", "thinking_token_budget is -1"),
+    ):
+        result = treadle("chat", checkpoint, *SMALL, "--thinking-token-budget", budget, stdin="x\n")
+        assert (result.code, result.out) == (2, "")
+        assert message in result.err and result.err.count("\n") == 1
+
+
 def test_the_next_line_of_a_pipe_is_what_a_tool_returns(treadle, tmp_path):
     (tmp_path / "tools.json").write_text('[{"type": "function", "function": {"name": "f"}}]')
     piece = {"index": 0, "id": "c1", "function": {"name": "f", "arguments": '{"a"'}}

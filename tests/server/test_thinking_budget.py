@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,14 +13,11 @@ import pytest
 from process import Process, served
 
 from treadle import SamplingParams
-from treadle.config import PluginConfig
-from treadle.errors import PluginLoadError, RequestError
 from treadle.plugins import PluginManager
-from treadle.testing.grammars import ByteTokenizer
-from treadle.text.chat import Conversation, PreparedChat, run_inline
+from treadle.text.chat import Conversation, PreparedChat
 from treadle.text.parser_plugins import ParserPlugins
 from treadle.text.prompts import Prompt
-from treadle_server.chat.thinking_budget import budgeted
+from treadle_server.chat.prepare import with_hint
 
 SUM: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 MODEL: Any = "demo:treadle-demo"
@@ -54,7 +49,7 @@ def test_a_thought_is_cut_in_requests(server: Process) -> None:
         assert all(x.choices[0].message.content for x in (free, cut, none))
         assert ask(50, thinks=False).choices[0].message.content
         assert thought(ask(2**40)) == thought(free)
-        with pytest.raises(openai.BadRequestError, match="0 or more") as error:
+        with pytest.raises(openai.BadRequestError, match="thinking_token_budget is -1") as error:
             ask(-1)
         assert error.value.param == "thinking_token_budget"
 
@@ -138,15 +133,24 @@ def test_each_of_several_outputs_has_the_budget(server: Process) -> None:
         assert details is not None and 0 < (details.reasoning_tokens or 0) <= 2 * 4  # with the tags
 
 
-def test_a_hint_that_cannot_be_kept_costs_nothing() -> None:
-    parsers: Any = SimpleNamespace(reasoning_parser=None, tokenizer=None)
-    chat: Any = SimpleNamespace(params=SamplingParams(), plugins=parsers)
-    plugins = SimpleNamespace(logits_processors=["thinking_budget"])
-    context: Any = SimpleNamespace(engine=SimpleNamespace(config=SimpleNamespace(plugins=plugins)))
+async def test_a_hint_that_cannot_be_kept_costs_nothing() -> None:
+    keys = {"reasoning_parser": None, "tool_call_parser": None}
+    chat = PreparedChat(
+        prompt=Prompt(text="x", ids=[1]),
+        params=SamplingParams(),
+        conversation=Conversation(messages=[]),
+        plugins=ParserPlugins(PluginManager(), None, keys),
+    )
     for hint in (5, -1, None):
-        assert run_inline(budgeted(context, None, chat, hint)) is chat.params
-    with pytest.raises(RequestError, match="none matches this model"):
-        run_inline(budgeted(context, 5, chat, 5))
+        assert await with_hint(chat, hint) is chat
+
+
+def test_a_budget_of_a_text_is_refused(server: Process) -> None:
+    body = {"model": MODEL, "prompt": "a", "thinking_token_budget": 5}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "thinking_token_budget")
+    assert "send messages" in error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -174,68 +178,3 @@ def test_what_of_the_reasoning_is_shown(server: Process, stream: bool) -> None:
         assert ask(reasoning={"exclude": True}) == (content, "")
         joined, apart = ask(separate_reasoning=False)
         assert not apart and reasoning in joined and joined.rstrip().endswith(content.strip())
-
-
-PLUGIN = """
-from treadle.api import impl
-
-TREADLE = {"reasoning_parsers": ["faulty"]}
-
-
-class Endless:
-    in_reasoning = True
-
-    def __init__(self, how):
-        self.how = how
-
-    def feed(self, text, ids):
-        return []
-
-    def finish(self):
-        return []
-
-
-class Thinks(Endless):
-    @property
-    def closing_tag(self):
-        if self.how == "raise":
-            raise KeyError("odd")
-        return 5 if self.how == "number" else "a long tag"
-
-
-@impl
-def treadle_reasoning_parser(name, options):
-    return (Endless if options["how"] == "none" else Thinks)(options["how"])
-"""
-
-
-@pytest.mark.fault("reasoning_parsers", "closing_tag")
-@pytest.mark.parametrize(
-    ("how", "error", "message"),
-    [
-        ("raise", PluginLoadError, "failed in closing_tag: KeyError: 'odd'"),
-        ("number", PluginLoadError, "failed in closing_tag: TypeError: it returned 5"),
-        ("text", RequestError, "the tags of faulty are no tokens"),
-        ("none", RequestError, "the reasoning parser faulty names no tag that ends a thought"),
-    ],
-)
-async def test_a_parser_that_cannot_say_how_thoughts_end_costs_the_request(
-    how: str, error: type[Exception], message: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "faulty_reasoning.py"
-    file.write_text(PLUGIN)
-    options = {"reasoning_parsers:faulty": {"how": how}}
-    config = PluginConfig(
-        plugin_file=[str(file)], plugin_options=options, logits_processors=["thinking_budget"]
-    )
-    tokenizer: Any = ByteTokenizer()
-    keys = {"reasoning_parser": "faulty", "tool_call_parser": None}
-    chat = PreparedChat(
-        prompt=Prompt(text="x", ids=[1]),
-        params=SamplingParams(),
-        conversation=Conversation(messages=[]),
-        plugins=ParserPlugins(PluginManager(config), tokenizer, keys),
-    )
-    context: Any = SimpleNamespace(engine=SimpleNamespace(config=SimpleNamespace(plugins=config)))
-    with pytest.raises(error, match=message):
-        await budgeted(context, 5, chat)

@@ -10,7 +10,7 @@ import typer
 from treadle.api import impl
 from treadle.errors import ConfigError, EngineError
 from treadle_cli.explain import Flag, print_engine
-from treadle_cli.flags import ENGINE, SAMPLING, Options, with_flags
+from treadle_cli.flags import COMPLETION, ENGINE, Options, with_flags
 from treadle_cli.help import single_command
 from treadle_cli.sampling import sampling_params
 
@@ -23,7 +23,7 @@ __all__ = ("generate", "treadle_command")
 MAX_TOKENS = 256
 
 
-@with_flags(*ENGINE, SAMPLING)
+@with_flags(*ENGINE, COMPLETION)
 def generate(
     *,
     prompt: Annotated[
@@ -50,7 +50,7 @@ def generate(
     if explain:
         return print_engine(options.engine_config())
     prompts = prompt or [_standard_input()]
-    options.struct(SAMPLING)  # a bad value is reported before the model is loaded
+    options.struct(COMPLETION)  # a bad value is reported before the model is loaded
     engine = options.engine()
     from treadle_cli.terminal import Screen
 

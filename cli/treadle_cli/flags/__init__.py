@@ -3,6 +3,7 @@
 from treadle_cli.flags.groups import (
     BENCH,
     BENCH_SERVE,
+    COMPLETION,
     ENGINE,
     PLUGINS,
     SAMPLING,
@@ -15,6 +16,7 @@ from treadle_cli.flags.signature import with_flags
 __all__ = (
     "BENCH",
     "BENCH_SERVE",
+    "COMPLETION",
     "ENGINE",
     "PLUGINS",
     "SAMPLING",

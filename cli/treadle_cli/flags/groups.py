@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -16,6 +16,7 @@ from treadle_cli.bench.serve.config import ServeBenchConfig
 __all__ = (
     "BENCH",
     "BENCH_SERVE",
+    "COMPLETION",
     "ENGINE",
     "PLUGINS",
     "SAMPLING",
@@ -139,9 +140,13 @@ SAMPLING = Group(
             "cache_salt": "Share the prefix cache only with requests of the same salt.",
             "structured_outputs": 'JSON: {"regex": "…"}, or json, json_object, choice, grammar.',
             "extra_args": "JSON: arguments of logits-processor plugins, by name.",
+            "thinking_token_budget": "Tokens after which the reasoning is ended.",
         }
     ),
 )
+
+COMPLETION = replace(SAMPLING, skip=SAMPLING.skip | {"thinking_token_budget"})
+"""Without what only a chat has."""
 
 BENCH = Group("bench", "Benchmark", BenchConfig)
 BENCH_SERVE = Group("bench_serve", "Benchmark", ServeBenchConfig)

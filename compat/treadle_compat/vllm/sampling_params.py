@@ -110,6 +110,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
     logits_processors: list[Any] | None = None
 
     def __post_init__(self) -> None:

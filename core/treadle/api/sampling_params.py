@@ -11,7 +11,7 @@ import msgspec
 from treadle.api.output_types import constraint_of_type
 from treadle.errors import RequestError
 
-__all__ = ("BOUNDS", "SamplingParams", "StructuredOutputsParams")
+__all__ = ("BOUNDS", "THINKING_BUDGET", "SamplingParams", "StructuredOutputsParams")
 
 OutputKind = Literal["cumulative", "delta", "final"]
 
@@ -31,6 +31,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "prompt_logprobs": (0, 20),
     "seed": (-(2**63), 2**63 - 1),
     "truncate_prompt_tokens": (1, 2**31 - 1),
+    "thinking_token_budget": (0, 2**63 - 1),
     "priority": (-(2**31), 2**31 - 1),
 }
 # Zero itself is outside these ranges.
@@ -38,6 +39,8 @@ OPEN_BELOW = frozenset({"top_p", "repetition_penalty"})
 MAX_STOP_STRINGS, MAX_STOP_CHARS = 16, 256
 MAX_STOP_IDS, MAX_BIAS, MAX_BAD_WORDS = 64, 1024, 128
 MAX_SALT_CHARS = 128
+THINKING_BUDGET = "thinking_budget"
+"""The logits processor that ends a thought, for ``thinking_token_budget``."""
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -101,6 +104,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     structured_outputs: StructuredOutputsParams | None = None
     extra_args: dict[str, Any] | None = None
     """Arguments of logits processors, by name."""
+    thinking_token_budget: int | None = None
+    """Tokens after which the reasoning of a chat is ended."""
     output_kind: OutputKind = "cumulative"
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,13 +15,13 @@ from treadle.api.requests import TokenOutput
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
 from treadle.api.step_types import EngineInfo
-from treadle.config import EngineConfig, from_options, report_foreign_variables
+from treadle.config import EngineConfig
 from treadle.engine.client import EngineClient
 from treadle.entrypoints.output_stream import OutputStream
 from treadle.errors import EngineDeadError, QueueFullError, RequestError, TreadleError
 from treadle.loading.formats import pin_revisions
 from treadle.outputs import RequestOutput
-from treadle.text.assets import FrontendAssets, open_checkpoint, open_plugins
+from treadle.text.assets import FrontendAssets, open_checkpoint, open_engine
 from treadle.text.chat import ChatProcessor, Conversation
 from treadle.text.input_processor import InputProcessor
 from treadle.text.output_processor import OutputProcessor, PreparedRequest
@@ -60,9 +60,7 @@ class AsyncLLM:
 
         ``entry`` is what the child process runs, ``module:function``.
         """
-        self.config = from_options(options, model=model) if config is None else config
-        report_foreign_variables()
-        self.plugins = open_plugins(self.config)
+        self.config, self.plugins = open_engine(config, model, options)
         limits = self.config.scheduler
         self.texts = TextPool(
             self.plugins.call_stats.budget(RENDERERS, "render"),
@@ -75,7 +73,6 @@ class AsyncLLM:
         self._outputs = OutputProcessor(None)
         self._streams: dict[str, OutputStream] = {}
         self._sequences = 0
-        self._chats: ChatProcessor | None = None
 
     async def start(self) -> AsyncLLM:
         """Load the model; returns this object. The first request does it too.
@@ -214,7 +211,7 @@ class AsyncLLM:
             messages=messages, tools=tools, tool_choice=tool_choice, **options
         )
         params = self.assets.defaults if sampling_params is None else sampling_params
-        chat = await self._chat_processor().prepare(conversation, params)
+        chat = await self._chat_processor.prepare(conversation, params)
         parser = chat.create_parser()
         stream = self.generate(chat.prompt, chat.params, request_id=request_id, priority=priority)
         async with aclosing(stream):
@@ -227,7 +224,7 @@ class AsyncLLM:
         ``options`` are the other fields of ``Conversation``, such as ``tools``.
         """
         await self._wait_until_started()
-        return await self._chat_processor().render(Conversation(messages=messages, **options))
+        return await self._chat_processor.render(Conversation(messages=messages, **options))
 
     async def prepare(
         self,
@@ -328,16 +325,15 @@ class AsyncLLM:
             raise EngineDeadError("the engine is not started; await start() first")
         return self._processor
 
+    @cached_property
     def _chat_processor(self) -> ChatProcessor:
-        if self._chats is None:
-            self._chats = self.assets.chats(
-                self.config,
-                self.plugins,
-                self._ready_processor,
-                self.texts,
-                watchdog=self.parser_watchdog,
-            )
-        return self._chats
+        return self.assets.chats(
+            self.config,
+            self.plugins,
+            self._ready_processor,
+            self.texts,
+            watchdog=self.parser_watchdog,
+        )
 
 
 def _close(opened: asyncio.Task[FrontendAssets]) -> None:

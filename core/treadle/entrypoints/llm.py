@@ -17,12 +17,7 @@ from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
 from treadle.api.step_types import EngineInfo
-from treadle.config import (
-    EngineConfig,
-    from_options,
-    report_foreign_variables,
-    set_library_environment,
-)
+from treadle.config import EngineConfig, set_library_environment
 from treadle.entrypoints.progress import Progress
 from treadle.errors import (
     EngineDeadError,
@@ -33,13 +28,8 @@ from treadle.errors import (
 )
 from treadle.loading.formats import pin_revisions
 from treadle.outputs import RequestOutput
-from treadle.text.assets import open_checkpoint, open_plugins
-from treadle.text.chat import (
-    ChatProcessor,
-    Conversation,
-    PreparedChat,
-    run_inline,
-)
+from treadle.text.assets import open_checkpoint, open_engine
+from treadle.text.chat import ChatProcessor, Conversation, PreparedChat, run_inline
 from treadle.text.input_processor import InputProcessor
 from treadle.text.output_processor import OutputProcessor, PreparedRequest, Sink
 from treadle.text.prompts import Prompt, PromptInput, parse_prompts, prompt_at
@@ -76,9 +66,7 @@ class LLM:
         """Load a model. Raises ``ConfigError``, ``CheckpointError`` or another ``TreadleError``."""
         # The callers of one thread wait for all of their prompts, and want the same result each time.
         options = {"max_step_ms": 0.0, **options}
-        self.config = from_options(options, model=model) if config is None else config
-        report_foreign_variables()
-        self._plugins = open_plugins(self.config)
+        self.config, self._plugins = open_engine(config, model, options)
         config = pin_revisions(self.config, self._plugins)
         assets = open_checkpoint(config, self._plugins)
         set_library_environment()

@@ -5,6 +5,7 @@ Runs in the API process too, so nothing here imports torch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,15 @@ import msgspec
 from treadle.api.checkpoints import read_json, template_text
 from treadle.api.kinds import CORE_KINDS, RENDERERS, TOKENIZERS
 from treadle.api.matching import ModelTraits
-from treadle.api.sampling_params import SamplingParams
-from treadle.config import EngineConfig, ModelConfig, PluginConfig, config_sections
+from treadle.api.sampling_params import THINKING_BUDGET, SamplingParams
+from treadle.config import (
+    EngineConfig,
+    ModelConfig,
+    PluginConfig,
+    config_sections,
+    from_options,
+    report_foreign_variables,
+)
 from treadle.errors import (
     CheckpointError,
     ConfigError,
@@ -35,7 +43,7 @@ from treadle.plugins import PluginManager
 from treadle.processes.logs import SlowStepNotice, steps
 from treadle.text.chat import ChatProcessor
 from treadle.text.input_processor import NO_TOKENIZER, InputProcessor
-from treadle.text.parser_plugins import ParserPlugins
+from treadle.text.parser_plugins import PARSER_KINDS, ParserPlugins
 from treadle.text.text_pool import TextPool
 
 if TYPE_CHECKING:
@@ -46,9 +54,12 @@ __all__ = (
     "choose_renderer",
     "default_params",
     "open_checkpoint",
+    "open_engine",
     "open_plugins",
     "plugin_config",
 )
+
+log = logging.getLogger("treadle.text")
 
 JINJA = "jinja"
 """The renderer that reads chat templates."""
@@ -65,15 +76,8 @@ TOKENIZER_FILES = (
     "*.tiktoken",
 )
 
-# What a generation_config.json says about sampling, and our name for it.
-SAMPLING_FIELDS = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
+# What a generation_config.json says about sampling.
+SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,12 @@ class FrontendAssets:
 
         ``options`` are those of ``ParserPlugins``.
         """
-        plugins = ParserPlugins.choose(host, self.tokenizer, self.traits, config.model, **options)
+        keys: dict[str, str | None] = {}
+        for option, kind in PARSER_KINDS.items():
+            decision = decide(host, kind, self.traits, getattr(config.model, option) or NONE)
+            keys[option] = decision.key
+            log.debug("%s: %s, %s", option, decision.key or NONE, decision.reason)
+        plugins = ParserPlugins(host, self.tokenizer, keys, **options)
         return ChatProcessor(processor, plugins, texts)
 
     def start(self) -> None:
@@ -132,6 +141,25 @@ def plugin_config(config: EngineConfig) -> PluginConfig:
     options = dict(config.plugins.plugin_options)
     options[key] = {"chat_template": config.model.chat_template} | options.get(key, {})
     return msgspec.structs.replace(config.plugins, plugin_options=options)
+
+
+def open_engine(
+    config: EngineConfig | None, model: str | None, options: Mapping[str, Any]
+) -> tuple[EngineConfig, PluginManager]:
+    """Return the configuration of an engine, and its plugins. Raises what ``open_plugins`` raises.
+
+    The logits processor of thinking budgets is one of them if it is installed: unless a request
+    names it, it costs nothing.
+    """
+    config = from_options(options, model=model) if config is None else config
+    report_foreign_variables()
+    plugins = open_plugins(config)
+    names = config.plugins.logits_processors
+    if THINKING_BUDGET in plugins.keys("logits_processors") and THINKING_BUDGET not in names:
+        names = [*names, THINKING_BUDGET]
+        changed = msgspec.structs.replace(config.plugins, logits_processors=names)
+        config = msgspec.structs.replace(config, plugins=changed)
+    return config, plugins
 
 
 def open_plugins(config: EngineConfig) -> PluginManager:
@@ -199,18 +227,16 @@ def default_params(config: ModelConfig, root: Path) -> tuple[SamplingParams, int
     ``root`` is the checkpoint's folder. Raises ``ConfigError`` for an unknown or impossible value.
     """
     values = {
-        k: v
-        for k, v in _generation_config(config, root).items()
-        if k in SAMPLING_FIELDS and v is not None
+        k: v for k, v in _generation_config(config, root).items() if k in SAMPLED and v is not None
     }
     values |= config.override_generation_config
     fields: dict[str, Any] = {}
     for name, value in values.items():
-        field = SAMPLING_FIELDS.get(name, name)
+        field = "max_tokens" if name == "max_new_tokens" else name
         if field not in SamplingParams.__struct_fields__:
             raise ConfigError(
                 f"override_generation_config holds {name!r}, which is no sampling parameter; known: "
-                f"{', '.join(sorted({*SAMPLING_FIELDS, *SamplingParams.__struct_fields__}))}"
+                f"{', '.join(sorted({*SAMPLED, *SamplingParams.__struct_fields__}))}"
             )
         fields[field] = value
     try:

@@ -21,7 +21,6 @@ from treadle.text.call_constraint import constraint_with_calls
 from treadle.text.output_parser import OutputParser, merge_parts
 from treadle.text.prompts import Prompt
 from treadle.text.request_checks import check_json
-from treadle.text.special_tokens import SpecialTokenFilter
 from treadle.text.tool_choice import check_choice, parse_tools, to_structured_outputs
 
 if TYPE_CHECKING:
@@ -86,48 +85,20 @@ class PreparedChat:
     tools: Sequence[Tool] = ()
     tag_ids: frozenset[int] = frozenset()
     """Special tokens that only the parsers must see."""
-    skips_special_tokens: bool = True
 
     def create_parser(self) -> ChatOutputParser:
         """Return the parser of the outputs of one request."""
         return ChatOutputParser(self)
 
-    def output_parser(self) -> OutputParser | None:
-        """Return fresh parsers for one output."""
-        hides_tokens = self.tag_ids and self.skips_special_tokens
-        return self.plugins.output_parser(
-            self.prompt.text or "",
-            self.tools,
-            reasoning=self.conversation.separate_reasoning,
-            max_calls=None if self.conversation.parallel_tool_calls else 1,
-            hidden=self.special_ids - self.tag_ids if hides_tokens else frozenset(),
-        )
 
-    @property
-    def special_ids(self) -> frozenset[int]:
-        tokenizer = self.plugins.tokenizer
-        return frozenset() if tokenizer is None else tokenizer.special_token_ids
-
-    def text_filter(self) -> SpecialTokenFilter | None:
-        """Return what removes the tags from ``text``, which is shown without special tokens."""
-        if not self.tag_ids or not self.skips_special_tokens or self.plugins.tokenizer is None:
-            return None
-        return SpecialTokenFilter(self.plugins.tokenizer, self.special_ids)
-
-
+@dataclass(frozen=True, slots=True)
 class ChatProcessor:
     """Prepares the chats of one model. Its coroutines wait only if there are ``texts``, or
     ``parser_plugins`` have a watchdog."""
 
-    def __init__(
-        self,
-        processor: InputProcessor,
-        parser_plugins: ParserPlugins,
-        texts: TextPool | None = None,
-    ) -> None:
-        self.processor = processor
-        self.parser_plugins = parser_plugins
-        self.texts = texts
+    processor: InputProcessor
+    parser_plugins: ParserPlugins
+    texts: TextPool | None = None
 
     async def prepare(self, chat: Conversation, params: SamplingParams) -> PreparedChat:
         """Check the tools, render and encode the messages, and complete the parameters.
@@ -159,9 +130,8 @@ class ChatProcessor:
             changes["structured_outputs"] = msgspec.structs.replace(
                 to_structured_outputs(forced_call), backend=chat.structured_output_backend
             )
-        tag_ids = await parser_plugins.special_tag_ids(
-            tools=bool(tools), reasoning=chat.separate_reasoning
-        )
+        tags = await parser_plugins.tag_ids(tools=bool(tools), reasoning=chat.separate_reasoning)
+        tag_ids = tags and tags & parser_plugins.need_tokenizer().special_token_ids
         if tag_ids:  # the parsers would not see them otherwise
             changes["skip_special_tokens"] = False
         constraint: StructuredOutputsParams | None = changes.get(
@@ -174,7 +144,7 @@ class ChatProcessor:
                 reasoning=parser_plugins.reasoning_parser,
                 may_open_reasoning=chat.asks_for_reasoning,
             )
-        return PreparedChat(
+        prepared = PreparedChat(
             prompt=await self.render(
                 chat, tools=bool(tools), must_fit=params.truncate_prompt_tokens is None
             ),
@@ -182,9 +152,12 @@ class ChatProcessor:
             conversation=chat,
             plugins=parser_plugins,
             tools=tools,
-            tag_ids=tag_ids,
-            skips_special_tokens=params.skip_special_tokens,
+            tag_ids=tag_ids if params.skip_special_tokens else frozenset(),
         )
+        budget = params.thinking_token_budget
+        if budget is None:
+            return prepared
+        return await parser_plugins.with_thinking_budget(prepared, budget)
 
     async def render(
         self, chat: Conversation, *, tools: bool = True, must_fit: bool = False
@@ -219,7 +192,7 @@ class ChatOutputParser:
         """
         for completion in output.outputs:
             if completion.index not in self._states:
-                parser = self._chat.output_parser()
+                parser = self._chat.plugins.output_parser(self._chat)
                 state = None if parser is None else _OutputState(parser, self._chat)
                 self._states[completion.index] = state
             state = self._states[completion.index]
@@ -235,7 +208,7 @@ class _OutputState:
         self._parser = parser
         self._is_delta = chat.params.output_kind == "delta"
         self._on_failure = chat.plugins.on_failure
-        self._filter = chat.text_filter()
+        self._filter = chat.plugins.token_filter() if chat.tag_ids else None
         self._num_chars = self._num_ids = 0
         self._reported: set[str] = set()
         self._parts: list[OutputPart] = []

@@ -152,6 +152,11 @@ class InputProcessor:
         limit = self.assets.output_limit
         if params.max_tokens is None and limit is not None and not params.ignore_eos:
             changes["max_tokens"] = max(limit, params.min_tokens)
+        if params.thinking_token_budget is not None:
+            raise RequestError(
+                "thinking_token_budget is for chats: send messages instead of a prompt, or leave it out",
+                param="thinking_token_budget",
+            )
         if params.stop_strings:
             self.need_tokenizer("stop")
         if params.bad_words:

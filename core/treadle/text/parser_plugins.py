@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.api.kinds import REASONING_PARSERS, TOOL_PARSERS
 from treadle.api.parsers import SupportsSpecialTags, Tool
 from treadle.api.plugin_kind import PluginKind
+from treadle.api.sampling_params import THINKING_BUDGET
 from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleError
-from treadle.known_plugins import DISTRIBUTIONS
-from treadle.loading.matching import NONE, decide
+from treadle.known_plugins import DISTRIBUTIONS, install_hint
 from treadle.plugins.entries import normal
 from treadle.processes.failure import strict_error
 from treadle.processes.watchdog import PluginThreads
@@ -21,12 +22,11 @@ from treadle.text.special_tokens import SpecialTokenFilter
 
 if TYPE_CHECKING:
     from treadle.api.files import Tokenizer
-    from treadle.api.matching import ModelTraits
     from treadle.api.parsers import ToolParser
     from treadle.api.structured_output import GrammarSpec
-    from treadle.config import ModelConfig
     from treadle.plugins import PluginManager
     from treadle.plugins.call_stats import PluginCallStats
+    from treadle.text.chat import PreparedChat
 
 __all__ = ("PARSER_KINDS", "ParserPlugins", "parser_watchdog")
 
@@ -69,61 +69,76 @@ class ParserPlugins:
         self.reasoning_parser = self.keys["reasoning_parser"]
         self.watchdog = watchdog
         self.on_failure = on_failure
-        self._special_ids: dict[str, frozenset[int]] = {}
+        self._tag_ids: dict[str, frozenset[int]] = {}
 
-    @classmethod
-    def choose(
-        cls,
-        plugins: PluginManager,
-        tokenizer: Tokenizer | None,
-        traits: ModelTraits,
-        config: ModelConfig,
-        **options: Any,
-    ) -> ParserPlugins:
-        """Use the parsers that the options name, or those made for the model."""
-        keys: dict[str, str | None] = {}
-        for option, kind in PARSER_KINDS.items():
-            decision = decide(plugins, kind, traits, getattr(config, option) or NONE)
-            keys[option] = decision.key
-            log.debug("%s: %s, %s", option, decision.key or NONE, decision.reason)
-        return cls(plugins, tokenizer, keys, **options)
-
-    def output_parser(
-        self,
-        prompt: str,
-        tools: Sequence[Tool],
-        *,
-        reasoning: bool = True,
-        max_calls: int | None = None,
-        hidden: frozenset[int] = frozenset(),
-    ) -> OutputParser | None:
-        """Return fresh parsers for one output of ``prompt``, ``None`` if no parser applies.
-
-        The text of the special tokens ``hidden`` is removed.
-        """
-        reasoning_parser = tool_parser = None
-        if reasoning and self.reasoning_parser is not None:
-            reasoning_parser = self._guarded("reasoning_parser", prompt=prompt)
-        if tools and self.tool_call_parser is not None:
-            tool_parser = self._guarded("tool_call_parser", tools=tools)
-        if reasoning_parser is None and tool_parser is None:
+    def output_parser(self, chat: PreparedChat) -> OutputParser | None:
+        """Return fresh parsers for one output of a chat, ``None`` if no parser applies."""
+        reasoning = tools = None
+        if chat.conversation.separate_reasoning and self.reasoning_parser is not None:
+            reasoning = self._guarded("reasoning_parser", prompt=chat.prompt.text or "")
+        if chat.tools and self.tool_call_parser is not None:
+            tools = self._guarded("tool_call_parser", tools=chat.tools)
+        if reasoning is None and tools is None:
             return None
         return OutputParser(
-            reasoning_parser,
-            tool_parser,
-            max_calls=max_calls,
-            special_tokens=SpecialTokenFilter(self._tokenizer, hidden) if hidden else None,
+            reasoning,
+            tools,
+            max_calls=None if chat.conversation.parallel_tool_calls else 1,
+            special_tokens=self.token_filter(chat.tag_ids) if chat.tag_ids else None,
             watchdog=self.watchdog,
         )
 
-    async def special_tag_ids(self, *, tools: bool, reasoning: bool) -> frozenset[int]:
-        """Return the special tokens that the parsers of a request must see. Each is asked once."""
+    async def tag_ids(self, *, tools: bool, reasoning: bool) -> frozenset[int]:
+        """Return the tokens that are tags in the formats of a request. Each parser is asked once."""
         ids: frozenset[int] = frozenset()
         if tools and self.tool_call_parser is not None:
-            ids |= await self._tag_ids(TOOL_PARSERS, self.tool_call_parser)
+            ids |= await self._ask_tag_ids(TOOL_PARSERS, self.tool_call_parser)
         if reasoning and self.reasoning_parser is not None:
-            ids |= await self._tag_ids(REASONING_PARSERS, self.reasoning_parser)
+            ids |= await self._ask_tag_ids(REASONING_PARSERS, self.reasoning_parser)
         return ids
+
+    async def with_thinking_budget(self, chat: PreparedChat, budget: int) -> PreparedChat:
+        """Return ``chat`` with a thought of at most ``budget`` tokens, if it can have one.
+
+        Raises ``RequestError`` if nothing ends thoughts of this model, and what ``call`` raises.
+        """
+        error = partial(RequestError, param="thinking_token_budget")
+        key, tokenizer = self.reasoning_parser, self.tokenizer
+        if THINKING_BUDGET not in self.plugins.keys("logits_processors"):
+            hint = install_hint("treadle-thinking-budget")
+            raise error(f"thinking_token_budget needs a logits processor; {hint}")
+        if key is None or tokenizer is None:
+            raise error(
+                "thinking_token_budget needs a reasoning parser, and none matches this model"
+            )
+
+        def thought() -> tuple[bool, str, str]:
+            parser = self.open(REASONING_PARSERS, key, prompt=chat.prompt.text or "")[0]
+            begin, end = (getattr(parser, f"{name}_tag", None) for name in ("opening", "closing"))
+            return parser.in_reasoning, begin or "", end or ""
+
+        is_open, *tags = await self.call(REASONING_PARSERS, key, "closing_tag", thought)
+        begin, end = (tokenizer.encode(tag, add_special_tokens=False) for tag in tags)
+        params = chat.params.replace(thinking_token_budget=None)
+        if not (is_open or begin):  # the prompt has ended the thought, or there can be none
+            return replace(chat, params=params)
+        is_tag = len(end) == 1 or not tokenizer.special_token_ids.isdisjoint(end[:1])
+        if not is_tag or not (is_open or len(begin) == 1):
+            raise error(
+                f"thinking_token_budget cannot be kept: the reasoning parser {key} names no tokens of this "
+                "model that end a thought; leave it out, or bound the whole output with max_tokens"
+            )
+        stops = await self.tag_ids(tools=bool(chat.tools), reasoning=True)
+        num_ids = len(chat.prompt.ids or ())
+        arguments = {
+            "max_tokens": budget,
+            "prompt_tokens": min(num_ids, params.truncate_prompt_tokens or num_ids),
+            "begin": begin or None,
+            "end": end,
+            "stops": sorted(stops.difference(begin))[:64],
+        }
+        extra_args = {**(params.extra_args or {}), THINKING_BUDGET: arguments}
+        return replace(chat, params=params.replace(extra_args=extra_args))
 
     async def forced_call(
         self, tools: Sequence[Tool], choice: str | Mapping[str, Any]
@@ -150,8 +165,13 @@ class ParserPlugins:
             )
         return spec
 
-    @property
-    def _tokenizer(self) -> Tokenizer:
+    def token_filter(self, shown: frozenset[int] = frozenset()) -> SpecialTokenFilter:
+        """Return what removes special tokens, but for ``shown``, from the text of an output."""
+        tokenizer = self.need_tokenizer()
+        return SpecialTokenFilter(tokenizer, tokenizer.special_token_ids - shown)
+
+    def need_tokenizer(self) -> Tokenizer:
+        """Raises ``RequestError`` if there is none."""
         if self.tokenizer is None:
             raise RequestError("this model has no tokenizer, so its outputs cannot be parsed")
         return self.tokenizer
@@ -161,7 +181,7 @@ class ParserPlugins:
     ) -> tuple[Any, bool]:
         """Return a new parser behind its boundary, and whether it may run on the event loop."""
         arguments: dict[str, Any] = {"tools": tools} if kind is TOOL_PARSERS else {"prompt": prompt}
-        parser = self.plugins.create(kind, key, tokenizer=self._tokenizer, **arguments)
+        parser = self.plugins.create(kind, key, tokenizer=self.need_tokenizer(), **arguments)
         # Read of the class: a property would run the plugin's code.
         inline = getattr(type(parser), "inline", None)
         if not isinstance(inline, bool):
@@ -188,22 +208,21 @@ class ParserPlugins:
         is_here = entry.file is None and entry.plugin not in self.plugins.loader.isolated
         return is_here and normal(entry.dist) in DISTRIBUTIONS
 
-    async def _tag_ids(self, kind: PluginKind[Any], key: str) -> frozenset[int]:
+    async def _ask_tag_ids(self, kind: PluginKind[Any], key: str) -> frozenset[int]:
         plugin = f"{kind.name}:{key}"
-        if plugin not in self._special_ids:
+        if plugin not in self._tag_ids:
             try:
                 tags = await self.call(
                     kind, key, "special_tags", lambda: _tags_of(self.open(kind, key)[0])
                 )
             except PluginLoadError as error:  # every output reports it
                 log.warning("the tags of %s are not known: %s", plugin, error, exc_info=error)
-                tags = set()
-            tokenizer = self._tokenizer
-            ids = tokenizer.special_token_ids if tags else ()
-            self._special_ids[plugin] = frozenset(
-                i for i in ids if tokenizer.id_to_token(i) in tags
-            )
-        return self._special_ids[plugin]
+                tags = ()
+            tokenizer = self.need_tokenizer()
+            ids = {i for i in tokenizer.special_token_ids if tokenizer.id_to_token(i) in tags}
+            encoded = (tokenizer.encode(tag, add_special_tokens=False) for tag in tags)
+            self._tag_ids[plugin] = frozenset(ids.union(e[0] for e in encoded if len(e) == 1))
+        return self._tag_ids[plugin]
 
     async def call(self, kind: PluginKind[Any], key: str, method: str, work: Callable[[], T]) -> T:
         """Return what a parser says outside of an output, in a thread unless it is quick, and treadle's own.
@@ -225,5 +244,5 @@ class ParserPlugins:
             raise PluginLoadError(str(error)) from error
 
 
-def _tags_of(parser: object) -> set[str]:
-    return set(parser.special_tags) if isinstance(parser, SupportsSpecialTags) else set()
+def _tags_of(parser: object) -> Sequence[str]:
+    return parser.special_tags if isinstance(parser, SupportsSpecialTags) else ()

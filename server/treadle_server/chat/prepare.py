@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 from treadle.api.sampling_params import BOUNDS, SamplingParams
 from treadle.errors import ContextLengthError, RequestError
-from treadle.text.chat import Conversation
+from treadle.text.chat import Conversation, PreparedChat
 from treadle_server.chat.conversation import merged_turns, to_conversation
 from treadle_server.chat.thinking import budget_of
-from treadle_server.chat.thinking_budget import budgeted
 from treadle_server.context import ServerContext
 from treadle_server.generation import Generation
 from treadle_server.wire.chat import ChatRequest
@@ -36,14 +35,26 @@ async def prepare_chat(
         changes["logprobs"] = top_logprobs
     params = context.to_params(request, client, **changes)
     chat = await rendered(conversation, lambda c: context.chat_processor.prepare(c, params))
+    if params.thinking_token_budget is None:
+        chat = await with_hint(chat, budget_of(request))
     return Generation(
         id=id or context.new_id("chatcmpl"),
         created_time=int(time.time()),
         request=request,
         prompts=[chat.prompt],
-        params=await budgeted(context, request.thinking_token_budget, chat, budget_of(request)),
+        params=chat.params,
         chat=chat,
     )
+
+
+async def with_hint(chat: PreparedChat, budget: int | None) -> PreparedChat:
+    """Return the chat with a budget that clients send whatever the model is, if it can be kept."""
+    if budget is None or budget < 0:
+        return chat
+    try:
+        return await chat.plugins.with_thinking_budget(chat, budget)
+    except RequestError:
+        return chat
 
 
 async def rendered(conversation: Conversation, render: Callable[[Conversation], Awaitable[T]]) -> T:

@@ -59,7 +59,6 @@ def to_chat(request: MessagesRequest) -> MessageCall:
         parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
         continue_final_message=continues,
         thinking=request.thinking if thinks else ThinkingOptions(type="disabled"),
-        thinking_token_budget=request.thinking_token_budget,
         chat_template_kwargs=template_arguments(request),
     )
     return MessageCall(

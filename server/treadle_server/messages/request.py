@@ -93,9 +93,6 @@ class MessagesRequest(SamplingFields, kw_only=True):
         ThinkingOptions | None,
         Meta(description="enabled or adaptive lets the model think and shows it; off without."),
     ] = None
-    thinking_token_budget: Annotated[
-        int | None, Meta(description="Tokens after which the reasoning is ended.")
-    ] = None
     output_config: Annotated[
         OutputConfig | None, Meta(description="effort, and the format of the output.")
     ] = None

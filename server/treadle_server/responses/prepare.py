@@ -63,7 +63,6 @@ def to_chat(request: ResponsesRequest, store: ResponseStore, owner: str) -> Resp
         parallel_tool_calls=request.parallel_tool_calls,
         chat_template_kwargs=request.chat_template_kwargs,
         reasoning=request.reasoning,
-        thinking_token_budget=request.thinking_token_budget,
     )
     ignored = [f"tools.{kind}" for kind in table.dropped] + [f"input.{kind}" for kind in dropped]
     return ResponseCall(

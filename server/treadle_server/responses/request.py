@@ -113,9 +113,6 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     reasoning: Annotated[
         ReasoningOptions | None, Meta(description="effort: none turns thinking off, others on.")
     ] = None
-    thinking_token_budget: Annotated[
-        int | None, Meta(description="Tokens after which the reasoning is ended.")
-    ] = None
     text: Annotated[
         TextOptions | None, Meta(description="format: text, json_object or json_schema.")
     ] = None

@@ -91,9 +91,6 @@ class ChatRequest(SamplingFields, kw_only=True):
     thinking: Annotated[
         ThinkingOptions | None, Meta(description="Whether to think: enabled, disabled, adaptive.")
     ] = None
-    thinking_token_budget: Annotated[
-        int | None, Meta(description="Tokens after which the reasoning is ended.")
-    ] = None
 
 
 class TopLogprob(msgspec.Struct, kw_only=True):

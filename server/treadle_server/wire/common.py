@@ -149,6 +149,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     priority: Annotated[
         int | None, Meta(description="Lower is served first, if the scheduling policy is priority.")
     ] = None
+    thinking_token_budget: Annotated[
+        int | None, Meta(description="Tokens after which the reasoning of a chat is ended.")
+    ] = None
     cache_salt: Annotated[
         str | None, Meta(description="Share the prefix cache only with requests of the same salt.")
     ] = None

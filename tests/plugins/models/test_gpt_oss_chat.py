@@ -14,8 +14,6 @@ import pytest
 
 from treadle import LLM, SamplingParams, StructuredOutputsParams
 from treadle.testing.checkpoints import make_checkpoint
-from treadle.text.chat import run_inline
-from treadle_server.chat.thinking_budget import budgeted
 
 TAGS = ("start", "end", "message", "channel", "constrain", "return", "call")
 TEMPLATE = """{% for m in messages %}{{ "<|start|>" + m.role }}
@@ -42,9 +40,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     )
     name_tokens(folder)
     options: dict[str, Any] = {"num_pages": 128, "max_model_len": 512}
-    with LLM(
-        str(folder), device="cpu", cpu_threads=1, logits_processors=["thinking_budget"], **options
-    ) as llm:
+    with LLM(str(folder), device="cpu", cpu_threads=1, **options) as llm:
         yield llm
 
 
@@ -132,13 +128,9 @@ def ask(llm: LLM, begins: str, form: Any, seed: int) -> Any:
 def test_a_budget_counts_behind_the_header_of_a_thought(llm: LLM) -> None:
     """Whose tags do not end it, as they do in other messages."""
 
-    class Context:
-        engine = llm
-
-    chat: Any = llm._prepare_chat(USER, SamplingParams(max_tokens=60), {})
-    context: Any = Context()
-    params: Any = run_inline(budgeted(context, 5, chat))
-    arguments = params.extra_args["thinking_budget"]
+    params = SamplingParams(max_tokens=60, thinking_token_budget=5)
+    chat: Any = llm._prepare_chat(USER, params, {})
+    arguments = chat.params.extra_args["thinking_budget"]
     tokenizer: Any = llm.get_tokenizer()
 
     def ids(text: str) -> list[int]:

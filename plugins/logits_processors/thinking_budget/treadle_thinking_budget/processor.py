@@ -26,7 +26,7 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``begin`` alone, an id, it begins behind the last one, in the prompt or the output. An id of ``stops`` in it, or the first of ``end``, has ended it already.
     """
 
-    max_tokens: Annotated[int, Meta(ge=0, le=2**31)]
+    max_tokens: Annotated[int, Meta(ge=0)]
     end: Annotated[list[int], Meta(min_length=1, max_length=64)]
     prompt_tokens: Annotated[int, Meta(ge=0)] | None = None
     begin: int | Annotated[list[int], Meta(min_length=1, max_length=64)] | None = None
