@@ -93,14 +93,18 @@ def compilers() -> list[list[str]]:
     if system_compiler():
         system = os.environ.get("CC", "cc").split()
         # Compilers of some distributions take a newer machine for granted.
-        baseline = ["-march=x86-64"] if platform.machine() in ("x86_64", "AMD64") else []
-        found.append([*system, *baseline])
+        baseline = {"x86_64": ["-march=x86-64"], "aarch64": ["-march=armv8-a"]}
+        found.append([*system, *baseline.get(platform.machine(), [])])
     if importlib.util.find_spec("ziglang") is not None:
         zig = [sys.executable, "-m", "ziglang", "cc"]
-        if sys.platform == "linux":
-            # Not for the machine at hand, and for the C library of ten years of distributions. Its functions
-            # for AVX-512 need registers of 512 bits to be allowed by name.
-            cpu = "baseline+evex512" if platform.machine() == "x86_64" else "baseline"
-            zig += ["-target", f"{platform.machine()}-linux-gnu.2.28", f"-mcpu={cpu}"]
-        found.append(zig)
+        found.append([*zig, *zig_target(sys.platform, platform.machine())])
     return found
+
+
+def zig_target(system: str, machine: str) -> list[str]:
+    """Flags for ``zig cc``: not for the machine at hand, and for the C library of ten years of distributions."""
+    machine = {"arm64": "aarch64"}.get(machine, machine)  # as macOS calls it
+    target = f"{machine}-linux-gnu.2.28" if system == "linux" else f"{machine}-macos.11.0"
+    # Its functions for AVX-512 need registers of 512 bits to be allowed by name.
+    cpu = "baseline+evex512" if machine == "x86_64" else "baseline"
+    return ["-target", target, f"-mcpu={cpu}"]
