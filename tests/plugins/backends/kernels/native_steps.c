@@ -1,5 +1,5 @@
-/* Steps of small models with every buffer allocated by itself, for the sanitizers: chunks of prompts,
- * windows, rows that generate, more tokens than a slab, on every instruction set of the machine.
+/* Steps of small models with every buffer allocated by itself, for the sanitizers and for machines that are
+ * emulated: chunks of prompts, windows, rows that generate, more tokens than a slab, on every instruction set.
  */
 #include <math.h>
 #include <stdio.h>
@@ -10,10 +10,12 @@
 
 enum { VOCAB = 100, HIDDEN = 128, HEADS = 4, KV_HEADS = 2, SIZE = 32, INNER = 608, MAX_LEN = 1024, SLOTS = 3 };
 
-static uint32_t state = 1;
+static uint32_t state;
 static float draw(void) { return (float)((state = state * 1664525u + 1013904223u) >> 8) / (float)(1 << 24) - 0.5f; }
 
+/* The same ones in every program, whatever else was drawn before. */
 static void *numbers(int64_t n, int64_t format) {
+    state = (uint32_t)n;
     void *memory = malloc((size_t)(format == TN_INT4 ? n / 2 : n * (format == TN_F32 ? 4 : format == TN_BF16 ? 2 : 1)));
     for (int64_t i = 0; i < n; i++) {
         const float x = draw();
@@ -34,8 +36,16 @@ static tn_linear linear(int64_t n, int64_t k, int64_t kind) {
     /* As --quantization int4 does, and as checkpoints do that leave layers in full precision. */
     if (format == TN_INT4 && k % 128 != 0) format = kind == ZERO_POINTS ? TN_BF16 : TN_INT8;
     tn_linear l = {.weight = numbers(n * k, format), .bias = numbers(n, TN_F32), .n = n, .k = k, .format = format, .group = kind == ZERO_POINTS ? 128 : 64};
-    if (format == TN_INT4) l.scales = numbers(n * k / l.group, TN_F32), l.sums = numbers(n, TN_F32);
-    if (format == TN_INT4 && kind == ZERO_POINTS) l.offsets = numbers(n * k / l.group, TN_F32);
+    if (format == TN_INT4) {
+        const uint8_t *codes = l.weight;
+        float *totals = calloc((size_t)n, 4), *scales = numbers(n * k / l.group, TN_F32);
+        for (int64_t i = 0; i < n * k; i++) {
+            const int pair = codes[i / 128 * 64 + i % 64], code = i % 128 < 64 ? pair & 15 : pair >> 4;
+            totals[i / k] += (float)(code < 8 ? code : code - 16) * scales[i / l.group];
+        }
+        l.scales = scales, l.sums = totals;
+        if (kind == ZERO_POINTS) l.offsets = numbers(n * k / l.group, TN_F32);
+    }
     if (format >= TN_GROUPED_INT8) l.group = 16, l.scales = numbers(n * k / 16, TN_F32), l.offsets = numbers(n * k / 16, TN_F32);
     if (kind == ZERO_POINTS || format == TN_GROUPED_INT8) {
         int32_t *order = malloc((size_t)k * 4);
@@ -55,7 +65,7 @@ static tn_linear linear(int64_t n, int64_t k, int64_t kind) {
 
 static void drop(tn_linear *l) { free((void *)l->weight), free((void *)l->bias), free((void *)l->scales), free((void *)l->offsets), free((void *)l->sums), free((void *)l->order); }
 
-static int run(int64_t isa, int64_t format, int64_t threads, int64_t page_size, int64_t window, int32_t prompt) {
+static int run(int64_t isa, int64_t format, int64_t threads, int64_t page_size, int64_t window, int32_t prompt, int shown) {
     const int64_t real = format == TN_F32 ? TN_F32 : TN_BF16, columns = (MAX_LEN + page_size - 1) / page_size, pages = SLOTS * columns + 1;
     tn_layer layers[2];
     for (int i = 0; i < 2; i++)
@@ -86,6 +96,9 @@ static int run(int64_t isa, int64_t format, int64_t threads, int64_t page_size, 
             tn_argmax(engine, &step, tokens);
             for (int64_t j = 0; j < sampled; j++) bad |= tokens[j] < 0 || tokens[j] >= VOCAB || last[j] != tokens[j];
         }
+        for (int64_t j = 0; j < SLOTS; j++) last[j] = 5 * i + j; /* whatever was generated */
+        if (shown) printf("%d %d %d %d:", (int)isa, (int)format, (int)threads, i);
+        for (int64_t j = 0; shown && j < sampled * VOCAB; j++) printf(j + 1 < sampled * VOCAB ? " %.8g" : " %.8g\n", logits[j]);
         for (int r = 0; r < SLOTS; r++) starts[r] += counts[i][r];
     }
     tn_destroy(engine);
@@ -98,14 +111,15 @@ static int run(int64_t isa, int64_t format, int64_t threads, int64_t page_size, 
     return bad;
 }
 
-/* The argument: tokens of the longest prompt, up to 650; more than a slab if it is left away. */
+/* The first argument: tokens of the longest prompt, up to 650; more than a slab if it is left away. With a second one
+ * the logits are printed, behind instruction set, format, threads and number of the step. */
 int main(int number, char **arguments) {
     const int32_t prompt = number > 1 ? atoi(arguments[1]) : 650;
     int bad = 0;
     for (int64_t isa = TN_GENERIC; isa <= tn_best_isa(); isa++)
-        for (int64_t format = TN_F32; format <= ZERO_POINTS; format++) {
-            bad |= run(isa, format, 1, 16, 40, prompt);
-            bad |= run(isa, format, 3, isa == TN_GENERIC ? 5 : 32, 300, prompt);
+        for (int64_t format = TN_F32; tn_has_isa(isa) && format <= ZERO_POINTS; format++) {
+            bad |= run(isa, format, 1, 16, 40, prompt, number > 2);
+            bad |= run(isa, format, 3, isa == TN_GENERIC ? 5 : 32, 300, prompt, number > 2);
         }
     printf(bad ? "NaN\n" : "sound to %d\n", (int)tn_best_isa());
     return bad;

@@ -18,7 +18,6 @@ from quantized_formats.torchao import TorchAoFormat
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from treadle_kernels_native import library
-from treadle_kernels_native.structs import InstructionSet
 
 from treadle import LLM, SamplingParams
 from treadle.errors import CheckpointError
@@ -29,8 +28,7 @@ from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat, pa
 if library.missing_reason() is not None and shutil.which("cc") is None:
     pytest.skip(str(library.missing_reason()), allow_module_level=True)
 
-BEST = library.best_instruction_set(library.load_library())
-SETS = [name for name in InstructionSet if name <= BEST]
+SETS = library.instruction_sets(library.load_library())
 SIZES: dict[str, Any] = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 256}
 FORMATS: dict[str, Format] = {
     "awq": AwqFormat(128),

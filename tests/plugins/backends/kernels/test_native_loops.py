@@ -20,7 +20,7 @@ if library.missing_reason() is not None and shutil.which("cc") is None:
     pytest.skip(str(library.missing_reason()), allow_module_level=True)
 
 LIBRARY = library.load_library()
-BEST = library.best_instruction_set(LIBRARY)
+SETS = library.instruction_sets(LIBRARY)
 DOT = (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64)
 DOT_INT4 = (
     *(c_void_p, c_int64, c_int64, c_void_p),  # x, its sums
@@ -51,7 +51,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "to_uint8": (c_float, (c_void_p, c_int64, c_void_p)),
     "argmax": (c_int64, (c_void_p, c_int64)),
 }
-"""``tn_kernels`` of ``csrc/internal.h``, in its order."""
+"""``tn_kernels`` of ``csrc/internal.h``, in its order; the number ``zero`` is behind them."""
 SIZES = (16, 32, 48, 96, 320, 1024)
 
 
@@ -59,7 +59,9 @@ class Loops:
     """The functions of one instruction set, on tensors."""
 
     def __init__(self, isa: InstructionSet) -> None:
-        table = (c_void_p * len(FUNCTIONS)).from_address(LIBRARY.tn_kernels_test(isa))
+        address = LIBRARY.tn_kernels_test(isa)
+        table = (c_void_p * len(FUNCTIONS)).from_address(address)
+        self.zero = c_int64.from_address(address + ctypes.sizeof(table)).value
         self._functions = {
             name: CFUNCTYPE(result, *arguments)(address) if address else None
             for (name, (result, arguments)), address in zip(FUNCTIONS.items(), table, strict=True)
@@ -73,8 +75,12 @@ class Loops:
 
         return None if function is None else call
 
+    def codes(self, x: Tensor) -> Tensor:
+        """Bytes as the codes of activations that this set multiplies, signed or not."""
+        return x if self.zero else x.view(torch.int8)
 
-@pytest.fixture(scope="module", params=[name for name in InstructionSet if name <= BEST])
+
+@pytest.fixture(scope="module", params=SETS)
 def loops(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(0)
     return Loops(request.param)
@@ -96,7 +102,7 @@ def test_products_of_rows(loops: Any, k: int) -> None:
             ("dot_f32", x, w),
             ("dot_f32_bf16", x, half_w),
             ("dot_bf16", half_x, half_w),
-            ("dot_int8", bytes_x, codes),
+            ("dot_int8", loops.codes(bytes_x), codes),
         ):
             function = getattr(loops, name)
             if function is None:
@@ -118,14 +124,14 @@ def test_products_of_four_bits(loops: Any, k: int, group: int) -> None:
     Offsets, which are whole numbers of scales, count once for each of the numbers that bytes stand for.
     """
     for m, n in ((1, 1), (1, 9), (2, 8), (5, 3), (8, 4), (7, 13)):
-        x = torch.randint(0, 256, (m, k + 32), dtype=torch.uint8)[:, :k]
+        x = loops.codes(torch.randint(0, 256, (m, k + 32), dtype=torch.uint8)[:, :k])
         codes = torch.randint(0, 256, (n, k // 2 + 32), dtype=torch.uint8)
         scales = 2.0 ** torch.randint(-3, 3, (n, k // group))
         pairs = codes.view(torch.int8)[:, : k // 2].unflatten(1, (-1, 64))
         numbers = torch.cat([pairs << 4 >> 4, pairs >> 4], 2).flatten(1).double()
         weight = numbers * scales.double().repeat_interleave(group, 1)
         offsets = scales * torch.randint(-8, 9, scales.shape)
-        sums = (x.float() - 128).unflatten(1, (-1, group)).sum(2)
+        sums = (x.float() - loops.zero).unflatten(1, (-1, group)).sum(2)
         added = sums.double() @ offsets.double().T
         for others in (None, offsets):
             y = torch.full((m, n + 3), -7.0)
@@ -142,12 +148,12 @@ def test_products_of_four_bits(loops: Any, k: int, group: int) -> None:
 def test_products_of_bytes_in_groups(loops: Any, k: int, group: int) -> None:
     """Exact, as those of four bits; the last 32 inputs may be alone."""
     for m, n in ((1, 1), (1, 9), (2, 8), (5, 3), (8, 4), (7, 13)):
-        x = torch.randint(0, 256, (m, k + 32), dtype=torch.uint8)[:, :k]
+        x = loops.codes(torch.randint(0, 256, (m, k + 32), dtype=torch.uint8)[:, :k])
         codes = torch.randint(-128, 128, (n, k + 32), dtype=torch.int8)
         scales = 2.0 ** torch.randint(-2, 2, (n, k // group))
         weight = codes[:, :k].double() * scales.double().repeat_interleave(group, 1)
         offsets = scales * torch.randint(-8, 9, scales.shape)
-        sums = (x.float() - 128).unflatten(1, (-1, group)).sum(2)
+        sums = (x.float() - loops.zero).unflatten(1, (-1, group)).sum(2)
         added = sums.double() @ offsets.double().T
         for others in (None, offsets):
             y = torch.full((m, n + 3), -7.0)
@@ -188,6 +194,50 @@ def check_unpacked(unpack: Any, codes: Tensor, numbers: Tensor, group: int) -> N
         spread = scale.repeat_interleave(group)
         expected = (numbers.float() + zero.repeat_interleave(group)) * spread
         assert torch.equal(row[:k], expected.bfloat16()) and torch.all(row[k:] == -7)
+
+
+def test_a_result_depends_on_its_own_rows_only(loops: Any) -> None:
+    """Bit by bit: alone or among others, whatever the order of sums."""
+    m, n, k = 23, 21, 384
+    x, w, scales = torch.randn(m, k), torch.randn(n, k), torch.randn(n, k // 32)
+    x_codes = torch.randint(0, 256, (m, k), dtype=torch.uint8)
+    w_codes = torch.randint(0, 256, (n, k), dtype=torch.uint8)
+    sums, offsets = torch.randn(m, k // 32), torch.randn(n, k // 32)
+
+    def grouped(name: str) -> Callable[..., None]:
+        def product(left: Tensor, r: int, right: Tensor, c: int, *size: int, y: Tensor) -> None:
+            rows, columns = size
+            group = (scales[c:], offsets[c:], 32, columns, k)
+            getattr(loops, name)(left[r:], k, rows, sums[r:], right[c:], k, *group, y, columns)
+
+        return product
+
+    def plain(name: str) -> Callable[..., None]:
+        def product(left: Tensor, r: int, right: Tensor, c: int, *size: int, y: Tensor) -> None:
+            getattr(loops, name)(left[r:], k, size[0], right[c:], k, size[1], k, y, size[1])
+
+        return product
+
+    for name, function, left, right in (
+        ("dot_f32", plain("dot_f32"), x, w),
+        ("dot_f32_bf16", plain("dot_f32_bf16"), x, w.bfloat16()),
+        ("dot_bf16", plain("dot_bf16"), x.bfloat16(), w.bfloat16()),
+        ("dot_int4", grouped("dot_int4"), x_codes, w_codes[:, : k // 2].contiguous()),
+        ("dot_groups", grouped("dot_groups"), x_codes, w_codes),
+    ):
+        if getattr(loops, name) is None:
+            continue
+        together = torch.empty(m, n)
+        function(left, 0, right, 0, m, n, y=together)
+        for rows, columns in ((1, 1), (1, 8), (2, 9), (5, 4), (8, 4), (9, 8)):
+            for r, c in ((0, 0), (3, 2), (m - rows, n - columns)):
+                y = torch.empty(rows, columns)
+                function(left, r, right, c, rows, columns, y=y)
+                assert torch.equal(y, together[r : r + rows, c : c + columns]), (
+                    name,
+                    rows,
+                    columns,
+                )
 
 
 @pytest.mark.parametrize("d", [32, 64, 96, 128, 256])
@@ -266,9 +316,9 @@ def test_rows_in_eight_bits(loops: Any, n: int) -> None:
     codes = torch.empty(n, dtype=torch.uint8)
     scale = loops.to_uint8(x, n, codes)
     assert scale == pytest.approx(float(x.abs().max()) / 127, rel=1e-6)
-    near((codes.float() - 128) * scale, x, scale * 0.501)
+    near((loops.codes(codes).float() - loops.zero) * scale, x, scale * 0.501)
     assert loops.to_uint8(torch.zeros(n), n, codes) == 0
-    assert torch.all(codes == 128)
+    assert torch.all(codes == loops.zero)
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 320, 1003])
@@ -290,6 +340,6 @@ def test_argmax_takes_the_first_of_equals(loops: Any, n: int) -> None:
 
 
 def test_an_instruction_set_that_the_machine_lacks_has_no_loops() -> None:
-    assert LIBRARY.tn_kernels_test(BEST + 1) is None
-    assert LIBRARY.tn_kernels_test(-1) is None
+    for isa in (-1, max(InstructionSet) + 1, *set(InstructionSet) - set(SETS)):
+        assert LIBRARY.tn_kernels_test(isa) is None
     assert ctypes.sizeof(c_void_p) == 8

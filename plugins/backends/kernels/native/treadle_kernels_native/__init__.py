@@ -31,7 +31,7 @@ class NativeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Options of the native kernels."""
 
     isa: Annotated[
-        Literal["auto", "generic", "avx2", "avx512", "avx512_bf16", "amx"],
+        Literal["auto", "generic", "avx2", "avx512", "avx512_bf16", "amx", "dotprod", "i8mm"],
         msgspec.Meta(
             description="Instruction set: the best one that the machine has, or a lesser one."
         ),
@@ -92,10 +92,10 @@ def treadle_quantization(
 @impl
 def treadle_report() -> str | None:
     """Say which instructions the library would use, or why it cannot be used."""
-    from treadle_kernels_native.library import LibraryError, best_instruction_set, load_library
+    from treadle_kernels_native.library import LibraryError, instruction_sets, load_library
 
     try:
-        name = best_instruction_set(load_library()).name.lower()
+        name = instruction_sets(load_library())[-1].name.lower()
     except LibraryError as error:
         return f"native kernels: models on a CPU run in torch; {error}"
     return f"native kernels: instruction set {name}"

@@ -12,8 +12,8 @@ from treadle_kernels_native.structs import ABI, InstructionSet, Layer, Linear, M
 __all__ = (
     "LIBRARY_NAME",
     "LibraryError",
-    "best_instruction_set",
     "choose_instruction_set",
+    "instruction_sets",
     "load_library",
     "missing_reason",
 )
@@ -45,7 +45,7 @@ def load_library(path: Path | None = None) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
         functions = {
             "tn_abi": (c_int64, ()),
-            "tn_best_isa": (c_int64, ()),
+            "tn_has_isa": (c_int64, (c_int64,)),
             "tn_create": (c_void_p, (POINTER(Model), c_int64, c_int64, c_int64)),
             "tn_run": (None, (c_void_p, c_void_p)),
             "tn_argmax": (None, (c_void_p, c_void_p, c_void_p)),
@@ -70,18 +70,18 @@ def load_library(path: Path | None = None) -> ctypes.CDLL:
     return library
 
 
-def best_instruction_set(library: ctypes.CDLL) -> InstructionSet:
-    """Return the best instruction set that this machine and its system allow."""
-    return InstructionSet(library.tn_best_isa())
+def instruction_sets(library: ctypes.CDLL) -> list[InstructionSet]:
+    """Return the instruction sets that this machine and its system allow, the best one last."""
+    return [isa for isa in InstructionSet if library.tn_has_isa(isa)]
 
 
 def choose_instruction_set(library: ctypes.CDLL, isa: str) -> InstructionSet:
     """Return the instruction set of the option ``isa``. Raises ``ConfigError`` if the machine lacks it."""
-    best = best_instruction_set(library)
+    *_, best = sets = instruction_sets(library)
     if isa == "auto":
         return best
     chosen = InstructionSet[isa.upper()]
-    if chosen > best:
+    if chosen not in sets:
         raise ConfigError(
             f"option isa of kernel_ops:native is {isa!r}, which this machine lacks; its best is "
             f"{best.name.lower()!r}, and 'auto' chooses it"

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 __all__ = ("ABI", "MAX_TABLES", "Format", "InstructionSet", "Layer", "Linear", "Model", "Step")
 
-ABI = 6
+ABI = 7
 MAX_TABLES = 8
 
 
@@ -23,13 +23,15 @@ class Format(IntEnum):
 
 
 class InstructionSet(IntEnum):
-    """Instruction sets, each of which includes those before it."""
+    """Of every machine, of x86-64, of aarch64; each includes those of its machine before it."""
 
     GENERIC = 0
     AVX2 = 1
     AVX512 = 2
     AVX512_BF16 = 3
     AMX = 4
+    DOTPROD = 5
+    I8MM = 6
 
 
 class Linear(Structure):

@@ -9,15 +9,15 @@
 
 #include <stdint.h>
 
-#define TN_ABI 6
+#define TN_ABI 7
 #define TN_EXPORT __attribute__((visibility("default")))
 #define TN_MAX_TABLES 8
 
 /* How the elements of a matrix are stored. */
 enum { TN_F32 = 0, TN_BF16 = 1, TN_INT8 = 2, TN_INT4 = 3, TN_GROUPED_INT8 = 4, TN_GROUPED_FP8 = 5 };
 
-/* Instruction sets, each of which includes those before it. */
-enum { TN_GENERIC = 0, TN_AVX2 = 1, TN_AVX512 = 2, TN_AVX512_BF16 = 3, TN_AMX = 4 };
+/* Instruction sets: of every machine, of x86-64, of aarch64. Each includes those of its machine before it. */
+enum { TN_GENERIC = 0, TN_AVX2 = 1, TN_AVX512 = 2, TN_AVX512_BF16 = 3, TN_AMX = 4, TN_DOTPROD = 5, TN_I8MM = 6 };
 
 /* y = x · weightᵀ + bias. The weight is [n, k], row by row as in a checkpoint.
  *
@@ -73,6 +73,8 @@ typedef struct tn_engine tn_engine;
 TN_EXPORT int64_t tn_abi(void);
 /* The best instruction set of this machine; asks the system for the tiles of AMX. */
 TN_EXPORT int64_t tn_best_isa(void);
+/* Whether this machine has an instruction set. */
+TN_EXPORT int64_t tn_has_isa(int64_t isa);
 /* NULL if memory or threads are not to be had, or this machine lacks the instruction set. */
 TN_EXPORT tn_engine *tn_create(const tn_model *model, int64_t threads, int64_t isa, int64_t pin);
 /* Run a step. One call at a time. */

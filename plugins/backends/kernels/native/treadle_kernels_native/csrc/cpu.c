@@ -1,5 +1,5 @@
-/* Which instructions this machine has: cpuid, what the system saves on a switch (xgetbv), and the
- * permission for tiles.
+/* Which instructions this machine has. On x86-64: cpuid, what the system saves on a switch (xgetbv), and
+ * the permission for tiles. On aarch64 programs must ask the system.
  *
  * __builtin_cpu_supports is not used: it answers 0 under some compilers, and knows no permission. A
  * wrong answer here would be SIGILL, so that each level asks for every instruction that its files are
@@ -53,8 +53,41 @@ int64_t tn_best_isa(void) {
     if (!(tile && tile_bf16 && tile_int8 && tiles_saved && tiles_permitted())) return TN_AVX512_BF16;
     return TN_AMX;
 }
+#elif defined(__aarch64__)
+
+#if defined(__linux__)
+#include <sys/auxv.h>
+
+/* The numbers of the bits are those of Linux, for systems whose headers are older. */
+static int has_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; }
+static int has_i8mm(void) { return (getauxval(AT_HWCAP2) >> 13 & 3) == 3; } /* I8MM and BF16 */
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+
+static int has(const char *name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, NULL, 0) == 0 && value != 0;
+}
+
+static int has_dotprod(void) { return has("hw.optional.arm.FEAT_DotProd"); }
+static int has_i8mm(void) { return has("hw.optional.arm.FEAT_I8MM") && has("hw.optional.arm.FEAT_BF16"); }
+#else
+static int has_dotprod(void) { return 0; }
+static int has_i8mm(void) { return 0; }
+#endif
+
+int64_t tn_best_isa(void) {
+    if (!has_dotprod()) return TN_GENERIC;
+    return has_i8mm() ? TN_I8MM : TN_DOTPROD;
+}
 #else
 int64_t tn_best_isa(void) { return TN_GENERIC; }
 #endif
+
+int64_t tn_has_isa(int64_t isa) {
+    const int64_t best = tn_best_isa(), first = best >= TN_DOTPROD ? TN_DOTPROD : TN_AVX2;
+    return isa == TN_GENERIC || (isa >= first && isa <= best);
+}
 
 int64_t tn_abi(void) { return TN_ABI; }

@@ -22,13 +22,16 @@ static tn_kernels kernels_for(int64_t isa) {
     if (isa >= TN_AVX2) kernels = tn_kernels_avx2;
     if (isa >= TN_AVX512) kernels = tn_kernels_avx512;
     if (isa >= TN_AVX512_BF16) kernels.dot_bf16 = tn_dot_bf16_avx512, kernels.mix_bf16 = tn_mix_bf16_avx512, kernels.dot_int8 = tn_dot_int8_vnni, kernels.dot_int4 = tn_dot_int4_vnni, kernels.dot_groups = tn_dot_groups_vnni, kernels.unpack_int4 = tn_unpack_int4_avx512, kernels.unpack_int8 = tn_unpack_int8_avx512, kernels.unpack_fp8 = tn_unpack_fp8_avx512;
+#elif defined(__aarch64__)
+    if (isa >= TN_DOTPROD) kernels.to_uint8 = tn_to_int8_neon, kernels.zero = 0, kernels.dot_int8 = tn_dot_int8_dotprod, kernels.dot_int4 = tn_dot_int4_dotprod, kernels.dot_groups = tn_dot_groups_dotprod;
+    if (isa >= TN_I8MM) kernels.dot_int8 = tn_dot_int8_i8mm, kernels.dot_bf16 = tn_dot_bf16_neon;
 #endif
     return kernels;
 }
 
 const tn_kernels *tn_kernels_test(int64_t isa) {
-    static tn_kernels kernels[TN_AMX + 1];
-    if (isa < TN_GENERIC || isa > tn_best_isa()) return NULL;
+    static tn_kernels kernels[TN_I8MM + 1];
+    if (!tn_has_isa(isa)) return NULL;
     kernels[isa] = kernels_for(isa);
     return &kernels[isa];
 }
@@ -71,7 +74,7 @@ static void take_all(tn_engine *engine, arena *from) {
         tn_thread *thread = &engine->thread[i];
         thread->normed = take(from, 16 * k * real);
         thread->ordered = take(from, 16 * k * real);
-        thread->columns = take(from, (engine->isa >= TN_AMX ? 32 * TN_PANELS : 64) * TN_SLAB * real);
+        thread->columns = take(from, (engine->isa == TN_AMX ? 32 * TN_PANELS : 64) * TN_SLAB * real);
         thread->scores = take(from, TN_QUERIES * TN_KEY_BLOCK * real);
         thread->output = take(from, TN_QUERIES * d * real);
         thread->queries = take(from, TN_QUERIES * d * real);
@@ -89,7 +92,7 @@ static void take_all(tn_engine *engine, arena *from) {
 }
 
 tn_engine *tn_create(const tn_model *model, int64_t threads, int64_t isa, int64_t pin) {
-    if (isa < TN_GENERIC || isa > tn_best_isa()) return NULL; /* rather than SIGILL */
+    if (!tn_has_isa(isa)) return NULL; /* rather than SIGILL */
     tn_engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL) return NULL;
     engine->model = *model;

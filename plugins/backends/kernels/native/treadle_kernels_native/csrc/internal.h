@@ -32,7 +32,7 @@ struct tn_kernels {
     void (*dot_bf16)(const bf16 *x, int64_t ldx, int64_t m, const bf16 *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
     void (*dot_int8)(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
     /* Codes of 4 bits in the layout of TN_INT4; ldw counts them too. scales [n, k / group], and so are the
-     * offsets, or NULL; sums [m, k / group] of what x stands for, x - 128, are read if there are offsets */
+     * offsets, or NULL; sums [m, k / group] of what x stands for, x - zero, are read if there are offsets */
     void (*dot_int4)(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
     /* The same of codes of 8 bits; group divides 64, or is a multiple of it */
     void (*dot_groups)(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
@@ -52,10 +52,12 @@ struct tn_kernels {
     void (*silu_mul)(const float *gate, const float *up, int64_t n, float *y);
     void (*to_bf16)(const float *x, int64_t n, bf16 *y);
     void (*to_f32)(const bf16 *x, int64_t n, float *y);
-    /* y = round(x / scale) + 128; returns the scale */
+    /* y = round(x / scale) + zero; returns the scale */
     float (*to_uint8)(const float *x, int64_t n, uint8_t *y);
     /* The first index of the largest, -1 if there is a NaN */
     int64_t (*argmax)(const float *x, int64_t n);
+    /* The code of activations that stands for 0: 128, or 0 where they are multiplied as signed bytes */
+    int64_t zero;
 };
 
 TN_INTERNAL extern const tn_kernels tn_kernels_generic;
@@ -69,6 +71,13 @@ TN_INTERNAL void tn_dot_groups_vnni(const uint8_t *x, int64_t ldx, int64_t m, co
 TN_INTERNAL void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
 TN_INTERNAL void tn_unpack_int8_avx512(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
 TN_INTERNAL void tn_unpack_fp8_avx512(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
+#elif defined(__aarch64__)
+TN_INTERNAL void tn_dot_bf16_neon(const bf16 *x, int64_t ldx, int64_t m, const bf16 *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
+TN_INTERNAL void tn_dot_int8_dotprod(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
+TN_INTERNAL void tn_dot_int8_i8mm(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
+TN_INTERNAL void tn_dot_int4_dotprod(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
+TN_INTERNAL void tn_dot_groups_dotprod(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
+TN_INTERNAL float tn_to_int8_neon(const float *x, int64_t n, uint8_t *y);
 #endif
 
 /* ------------------------------------------------------------------------------------- threads */

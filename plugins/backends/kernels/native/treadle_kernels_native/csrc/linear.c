@@ -46,7 +46,7 @@ static void product(const tn_engine *engine, const tn_linear *linear, const tn_o
             const float *sums = linear->sums, *offsets = tn_offsets_from(linear->offsets, n0 * groups);
             (linear->format == TN_INT4 ? kernels->dot_int4 : kernels->dot_groups)((const uint8_t *)x->data + first * k, k, count, x->sums + first * groups, (const uint8_t *)linear->weight + n0 * k * tn_weight_bits(linear) / 8, k, linear->scales + n0 * groups, offsets, linear->group, width, k, y, ldy);
             for (int64_t r = 0; r < count; r++)
-                for (int64_t c = 0; c < width; c++) y[r * ldy + c] = (y[r * ldy + c] - 128.0f * sums[n0 + c]) * x->scales[first + r];
+                for (int64_t c = 0; c < width; c++) y[r * ldy + c] = (y[r * ldy + c] - (float)kernels->zero * sums[n0 + c]) * x->scales[first + r];
             break;
         }
         const int32_t *row_sums = linear->sums;
@@ -56,7 +56,7 @@ static void product(const tn_engine *engine, const tn_linear *linear, const tn_o
             for (int64_t c = 0; c < width; c++) {
                 int32_t sum;
                 memcpy(&sum, y + r * ldy + c, sizeof sum);
-                y[r * ldy + c] = (float)(sum - 128 * row_sums[n0 + c]) * (linear->scales[n0 + c] * x->scales[first + r]);
+                y[r * ldy + c] = (float)(sum - (int32_t)kernels->zero * row_sums[n0 + c]) * (linear->scales[n0 + c] * x->scales[first + r]);
             }
         break;
     }

@@ -17,7 +17,7 @@
 static int64_t unpack_rows(const tn_engine *engine, int tiles) { return tiles ? 8 : engine->isa == TN_AVX512 ? 24 : INT64_MAX; }
 
 int tn_operand_kind(const tn_engine *engine, const tn_linear *linear, int64_t m) {
-    const int tiles = engine->isa >= TN_AMX && m >= TILE_ROWS && linear->n >= 32;
+    const int tiles = engine->isa == TN_AMX && m >= TILE_ROWS && linear->n >= 32;
     switch (linear->format) {
     case TN_F32:
         return TN_ROWS_F32;
@@ -34,12 +34,12 @@ int tn_operand_kind(const tn_engine *engine, const tn_linear *linear, int64_t m)
     }
 }
 
-/* Of the numbers that codes stand for, which are 128 less. */
-static void sum_groups(const uint8_t *codes, int64_t group, int64_t groups, float *sums) {
+/* Of the numbers that codes stand for, with zero taken away. */
+static void sum_groups(const uint8_t *codes, int64_t zero, int64_t group, int64_t groups, float *sums) {
     for (int64_t i = 0; i < groups; i++) {
         int32_t total = 0;
-        for (int64_t j = 0; j < group; j++) total += codes[i * group + j];
-        sums[i] = (float)(total - 128 * (int32_t)group);
+        for (int64_t j = 0; j < group; j++) total += (int8_t)(codes[i * group + j] - zero);
+        sums[i] = (float)total;
     }
 }
 
@@ -60,7 +60,7 @@ void tn_operand_fill(const tn_engine *engine, tn_operand *operand, const float *
         for (int64_t r = first; r < first + count; r++) {
             uint8_t *codes = (uint8_t *)operand->data + r * k;
             operand->scales[r] = kernels->to_uint8(x + (r - first) * ldx, k, codes);
-            if (operand->group > 0) sum_groups(codes, operand->group, k / operand->group, operand->sums + r * (k / operand->group));
+            if (operand->group > 0) sum_groups(codes, kernels->zero, operand->group, k / operand->group, operand->sums + r * (k / operand->group));
         }
         return;
 #if defined(__x86_64__)
