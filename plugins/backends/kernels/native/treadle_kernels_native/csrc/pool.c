@@ -2,14 +2,13 @@
  *
  * A step is one job that every thread runs from beginning to end, with barriers between operations:
  * a barrier costs a fraction of a microsecond where every thread has a core. A thread that waits spins
- * for some 50 us, longer than any wait within a step on a quiet machine, and then sleeps on a futex,
- * so that it takes no core from others on a busy one. For the next step it spins longer where the last one came
- * that soon, because to wake up takes as long as some layers of a small model. If the system took its core away
- * for another thread, the machine is busy, and it does not spin longer for some steps.
+ * for some 50 us, longer than any wait within a step on a quiet machine, and then sleeps on a futex (where
+ * there is none, on a condition), so that it takes no core from others on a busy one. For the next step it spins
+ * longer where the last one came that soon, because to wake up takes as long as some layers of a small model. If the
+ * system took its core away for another thread, the machine is busy, and it does not spin longer for some steps.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -17,6 +16,7 @@
 
 #if defined(__linux__)
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -33,6 +33,10 @@ struct tn_pool {
     _Alignas(64) atomic_llong next;
     _Alignas(64) atomic_int job_number; /* grows by one for each job; negative: the threads end */
     _Alignas(64) atomic_int sleepers;
+#if !defined(__linux__)
+    pthread_mutex_t mutex;
+    pthread_cond_t changed; /* some word */
+#endif
     tn_job job;
     void *context;
     int threads, started, pin;
@@ -58,12 +62,14 @@ static void relax(void) {
 #endif
 }
 
-static void sleep_on(atomic_int *word, int value) {
+static void sleep_on(tn_pool *pool, atomic_int *word, int value) {
 #if defined(__linux__)
+    (void)pool;
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
 #else
-    (void)word, (void)value;
-    sched_yield();
+    pthread_mutex_lock(&pool->mutex);
+    while (atomic_load(word) == value) pthread_cond_wait(&pool->changed, &pool->mutex);
+    pthread_mutex_unlock(&pool->mutex);
 #endif
 }
 
@@ -73,6 +79,9 @@ static void wake(tn_pool *pool, atomic_int *word) {
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0);
 #else
     (void)word;
+    pthread_mutex_lock(&pool->mutex);
+    pthread_cond_broadcast(&pool->changed);
+    pthread_mutex_unlock(&pool->mutex);
 #endif
 }
 
@@ -90,7 +99,7 @@ static int64_t wait_while(tn_pool *pool, atomic_int *word, int value, int64_t sp
     }
     /* Counted before the kernel compares the word: whoever changes it afterwards sees the sleeper. */
     atomic_fetch_add(&pool->sleepers, 1);
-    while (atomic_load(word) == value) sleep_on(word, value);
+    while (atomic_load(word) == value) sleep_on(pool, word, value);
     atomic_fetch_sub(&pool->sleepers, 1);
     return now() - begin;
 }
@@ -164,6 +173,10 @@ tn_pool *tn_pool_create(int threads, int pin) {
     tn_pool *pool = aligned_alloc(64, (sizeof *pool + 63) / 64 * 64);
     if (pool == NULL) return NULL;
     *pool = (tn_pool){.threads = threads, .pin = pin};
+#if !defined(__linux__)
+    pthread_mutex_init(&pool->mutex, NULL);
+    pthread_cond_init(&pool->changed, NULL);
+#endif
     pool->handles = calloc((size_t)threads, sizeof *pool->handles);
     for (int i = 1; pool->handles != NULL && i < threads; i++) {
         tn_worker *worker = malloc(sizeof *worker);
