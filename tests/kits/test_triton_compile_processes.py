@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from treadle_triton_kit import compile_processes
-from treadle_triton_kit.compile_ahead import CompileAhead
+from treadle_triton_kit.compile_ahead import CompileAhead, PendingKernel
 
 pytest.importorskip("triton")
 
@@ -126,6 +126,10 @@ class Start:
             self.ahead.wait()
         finally:
             self.ahead.close()
+        for function in (accident, scale, copy_tile):
+            for kernel in function.device_caches[0][0].values():
+                if isinstance(kernel, PendingKernel):
+                    kernel.run  # noqa: B018  # raises why it was not compiled
 
     def listen(self, *, src: Any, cache_hit: bool, **facts: object) -> None:
         self.found.append((src.name, cache_hit))

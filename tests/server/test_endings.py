@@ -23,7 +23,7 @@ from treadle_server.load_monitor import LoadMonitor
 LoadMonitor(Path(sys.argv[1]), 1.5).start()
 plugins = PluginManager(PluginConfig(plugin_file=[sys.argv[2]]))
 plugins.load("stat_loggers", "bad")
-print("loaded")
+print("loaded", flush=True)
 plugins.create(STAT_LOGGERS, "bad")
 """
 BAD = 'TREADLE = {"stat_loggers": ["bad"]}\n'
