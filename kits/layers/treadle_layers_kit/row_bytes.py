@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from treadle_layers_kit.row_weight import PIECE, RowWeight
 
 __all__ = ("RowBytes",)
 
-PIECE = 1024
-"""Outputs that are repacked at a time: a code takes up to eight times its size meanwhile."""
 
-
-class RowBytes(nn.Module):
-    """One weight, ``code · scale + offset``; called like ``RowInt4``, which torch does by dequantizing all of it."""
+class RowBytes(RowWeight):
+    """One weight of bytes."""
 
     def __init__(
         self,
@@ -29,10 +27,7 @@ class RowBytes(nn.Module):
 
         ``rounds_inputs``: activations may be rounded to eight bits where that makes a product of whole numbers.
         """
-        super().__init__()
-        self.codes = nn.Parameter(codes, requires_grad=False)
-        self.scales = nn.Parameter(scales, requires_grad=False)
-        self.offsets = None if offsets is None else nn.Parameter(offsets, requires_grad=False)
+        super().__init__(codes, scales, offsets)
         self.rounds_inputs = rounds_inputs
 
     @classmethod
@@ -58,15 +53,3 @@ class RowBytes(nn.Module):
     def group(self) -> int:
         """Inputs that share a scale."""
         return self.codes.shape[1] // self.scales.shape[1]
-
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight ``[out, in]``."""
-        values = self.codes.float().unflatten(1, (-1, self.group)).mul_(self.scales[..., None])
-        if self.offsets is not None:
-            values.add_(self.offsets[..., None])
-        weight: Tensor = values.flatten(1)
-        return weight.to(dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[..., in]`` to ``[..., out]``."""
-        return F.linear(x, self.dense(x.dtype))

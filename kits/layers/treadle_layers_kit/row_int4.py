@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from treadle_layers_kit.row_weight import PIECE, RowWeight
 
 __all__ = ("BLOCK", "GROUP", "RowInt4", "pack_rows", "unpack_rows")
 
@@ -20,19 +21,10 @@ RUN = 64
 BLOCK = 2 * RUN
 GROUP = 32
 """Groups are multiples of it."""
-PIECE = 1024
-"""Outputs that are repacked at a time: a code takes up to eight times its size meanwhile."""
 
 
-class RowInt4(nn.Module):
-    """One weight; called like ``CpuInt4``, which torch does by dequantizing all of it."""
-
-    def __init__(self, codes: Tensor, scales: Tensor, offsets: Tensor | None = None) -> None:
-        """``codes`` uint8 ``[out, in / 2]``; ``scales`` and ``offsets`` float32 ``[out, groups]``."""
-        super().__init__()
-        self.codes = nn.Parameter(codes, requires_grad=False)
-        self.scales = nn.Parameter(scales, requires_grad=False)
-        self.offsets = None if offsets is None else nn.Parameter(offsets, requires_grad=False)
+class RowInt4(RowWeight):
+    """One weight of ``codes`` uint8 ``[out, in / 2]``."""
 
     @classmethod
     def pack(
@@ -56,18 +48,9 @@ class RowInt4(nn.Module):
         """Inputs that share a scale."""
         return 2 * self.codes.shape[1] // self.scales.shape[1]
 
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight ``[out, in]``."""
-        values = unpack_rows(self.codes).unflatten(1, (-1, self.group)).float()
-        values.mul_(self.scales[..., None])
-        if self.offsets is not None:
-            values.add_(self.offsets[..., None])
-        weight: Tensor = values.flatten(1)
-        return weight.to(dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[..., in]`` to ``[..., out]``."""
-        return F.linear(x, self.dense(x.dtype))
+    def numbers(self) -> Tensor:
+        """See ``RowWeight.numbers``."""
+        return unpack_rows(self.codes).float()
 
 
 def pack_rows(numbers: Tensor) -> Tensor:

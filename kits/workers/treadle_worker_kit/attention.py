@@ -22,6 +22,9 @@ from treadle_worker_kit.device import torch_dtype
 
 __all__ = ("AttentionLayers", "attention_offer")
 
+LARGE_PAGE = 2 << 20
+"""Bytes of a large page of the system."""
+
 
 def attention_offer(
     plugins: PluginManager, request: AttentionRequest, pin: str | None = None
@@ -51,10 +54,6 @@ def attention_offer(
     raise PluginNotFoundError(
         f"no attention backend can serve this model:{reasons or ' none is installed'}{hint}"
     )
-
-
-LARGE_PAGE = 2 << 20
-"""Bytes of a large page of the system."""
 
 
 class AttentionLayers:

@@ -7,7 +7,8 @@
 #define UNROLL _Pragma("GCC unroll 8")
 #define BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
-/* A single row waits for memory, which is fastest where it is read in its order and asked for this far ahead. */
+/* A single row waits for memory, which is fastest where it is read in its order and asked for this far ahead. Not of a
+ * cache, where what lies behind a head (ldw > k) is not read next. */
 #define PREFETCH(at) _mm_prefetch((const char *)(at) + (16 << 10), _MM_HINT_T1)
 #define INLINE static inline __attribute__((always_inline))
 
