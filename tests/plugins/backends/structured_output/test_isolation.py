@@ -134,7 +134,7 @@ PARTS = {
     "llguidance": "library",
     "lm-format-enforcer": "_reader",
     "outlines": "_guide",
-    "xgrammar": "_matcher",
+    "xgrammar": "library",
 }
 
 

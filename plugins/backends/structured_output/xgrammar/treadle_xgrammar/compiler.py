@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from treadle.api.types import CompiledGrammar, GrammarSpec, Tokenizer
+from treadle.api.types import CompiledGrammar, GrammarMatcher, GrammarSpec, Tokenizer
 from treadle_structured_output_kit.bitmask import empty_row, forbid_token, write_row
 from treadle_structured_output_kit.dialect import normalize_patterns
 from treadle_structured_output_kit.regex import choice_regex
@@ -25,6 +27,9 @@ __all__ = ("Compiler",)
 
 KINDS = frozenset({"json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag"})
 MISSING = "its library is not installed here: pip install 'xgrammar>=0.2.8,<0.3'"
+MAX_THREADS = 8
+MANY_ROWS = 4
+"""From how many rows on threads share them. A mask takes some 0.1 ms, and waking threads takes as long."""
 
 
 class Compiler:
@@ -83,6 +88,38 @@ class Compiler:
                 grammar = library.compile_grammar(spec.source)
         return _Grammar(grammar, self._vocab_size)
 
+    def fill_bitmasks(
+        self, matchers: Sequence[GrammarMatcher], bitmask: Tensor, rows: Sequence[int]
+    ) -> list[bool | None]:
+        """Do what ``SupportsGrammarBatches`` says."""
+        libraries = _libraries(matchers)
+        if len(libraries) < MANY_ROWS:
+            for library, row in zip(libraries, rows, strict=True):
+                library.fill_next_token_bitmask(bitmask, row)
+        else:
+            self._threads.batch_fill_next_token_bitmask(libraries, bitmask, list(rows))
+        return [library.is_completed() for library in libraries]
+
+    def accept_tokens(
+        self, matchers: Sequence[GrammarMatcher], tokens: Sequence[int]
+    ) -> list[bool | None]:
+        """Do what ``SupportsGrammarBatches`` says. A token takes some 3 us, which needs no threads."""
+        return [
+            matcher.is_terminated if matcher.accept_token(token) else None
+            for matcher, token in zip(matchers, tokens, strict=True)
+        ]
+
+    @cached_property
+    def _threads(self) -> Any:
+        """The threads for many rows, made with the first: forks, which compile, have none."""
+        from xgrammar import BatchGrammarMatcher
+
+        return BatchGrammarMatcher(min(MAX_THREADS, os.cpu_count() or 1))
+
+
+def _libraries(matchers: Sequence[GrammarMatcher]) -> list[Any]:
+    return [matcher.library for matcher in matchers if isinstance(matcher, _Matcher)]
+
 
 def _library(tokenizer: Tokenizer, vocab_size: int) -> Any:
     """Return the library's compiler. The end gets an id of its own behind the vocabulary, and what is no
@@ -124,7 +161,7 @@ class _Matcher:
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         import torch
 
-        self._matcher, self._vocab_size = matcher, vocab_size
+        self.library, self._vocab_size = matcher, vocab_size
         self._row = empty_row(vocab_size + 1)
         self._tensor = torch.from_numpy(self._row.view("int32")).unsqueeze(0)
 
@@ -134,14 +171,14 @@ class _Matcher:
         write_row(bitmask, row, self._row)
 
     def accept_token(self, token: int) -> bool:
-        return bool(token != self._vocab_size and self._matcher.accept_token(token))
+        return bool(token != self._vocab_size and self.library.accept_token(token))
 
     def rollback(self, count: int) -> None:
-        self._matcher.rollback(count)
+        self.library.rollback(count)
 
     @property
     def is_accepting(self) -> bool:
-        return bool(self._matcher.is_completed())
+        return bool(self.library.is_completed())
 
     @property
     def is_terminated(self) -> bool:
@@ -152,7 +189,7 @@ class _Matcher:
         return not self._row.any()
 
     def _fill(self) -> None:
-        if not self._matcher.fill_next_token_bitmask(self._tensor, 0):
+        if not self.library.fill_next_token_bitmask(self._tensor, 0):
             self._row.fill(0xFFFFFFFF)
         extra = -(self._vocab_size + 1) % 32  # bits of no id, which the library may set
         self._row[-1] &= 0xFFFFFFFF >> extra
