@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -28,6 +31,7 @@ SHAPE = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
 }
+ROOT = Path(__file__).parents[2]
 CUSTOM = ("--workload", "custom", "--num-prompts", "3", "--input-len", "8", "--output-len", "4")
 
 
@@ -219,3 +223,22 @@ def test_step_cost_drives_the_real_engine_loop():
     costs = list(measure_step_cost(steps=5))
     assert [cost.running for cost in costs] == list(BATCH_SIZES)
     assert all(0 < cost.median_ms <= cost.p99_ms for cost in costs)
+
+
+def script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "benchmarks" / path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_vllm_gets_the_same_work() -> None:
+    """Its script runs where treadle is not installed, and so draws the requests by itself."""
+    peer = script("gpu_peers/with_vllm.py")
+    for name in ("bs1", "prefill", "dec32", "dec256", "mixed"):
+        ours = workload(name, BenchConfig())
+        tokens = ours.prompt_tokens if ours.counts == "prompt" else ours.output_tokens
+        assert peer.workload(name) == (ours.prompts, ours.outputs, tokens)
+    record = script("structured_output.py").GRAMMARS["record"]
+    assert json.loads(record.source) == peer.RECORD
