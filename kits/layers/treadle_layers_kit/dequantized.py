@@ -20,6 +20,7 @@ from treadle.errors import CheckpointError
 from treadle_layers_kit.packed import PackedWeight
 from treadle_layers_kit.packed_layout import FP8, INT8, Levels, scales_in_float
 from treadle_layers_kit.row_bytes import RowBytes
+from treadle_layers_kit.row_int4 import RowInt4
 from treadle_layers_kit.row_packing import ORDER, RowPacking, even_order
 from treadle_layers_kit.weight import Shard, Sharded
 
@@ -64,7 +65,7 @@ class DequantizedLinear:
         group: int,
         **steps: Tensor | None,
     ) -> None:
-        """Put a ``PackedWeight`` in the place of the parameters, where kernels take the device and the groups, or a ``RowBytes``."""
+        """Put a ``PackedWeight`` in the place of the parameters, where kernels take the device and the groups, or a ``RowWeight``."""
         packing = RowPacking.of(module)
         packed: nn.Module | None
         if packing is not None and packing.by_rows:
@@ -96,17 +97,25 @@ class DequantizedLinear:
         offsets: Tensor | None = None,
         factors: Tensor | None = None,
         index: Tensor | None = None,
-    ) -> tuple[RowBytes | None, Tensor | None]:
+    ) -> tuple[RowInt4 | RowBytes | None, Tensor | None]:
         """Return the weight, and the order of its inputs; nothing where groups have no one size, or numbers are no bytes."""
         order = None if index is None else even_order(index, group)
         is_even = index is None or order is not None
-        # Of FP4 the numbers are halves.
-        is_whole = isinstance(levels, str) or all(2 * n == round(2 * n) for n in levels)
-        if not is_whole or not is_even or self.inputs.size != group * scales.shape[1]:
+        if not is_even or self.inputs.size != group * scales.shape[1]:
             return None, None
         scales = scales_in_float(scales)
         if factors is not None:
             scales = scales * factors.view(-1, 1)
+        if not isinstance(levels, str) and RowInt4.takes(self.inputs.size, group):
+
+            def places(begin: int, end: int) -> Tensor:
+                found = rows(begin, end)
+                return found if order is None else found[:, order]
+
+            return RowInt4.of_levels(places, levels, self.inputs.size, scales, offsets), order
+        # Of FP4 the numbers are halves.
+        if not isinstance(levels, str) and any(2 * n != round(2 * n) for n in levels):
+            return None, None
         numbers = None
         if not isinstance(levels, str):
             is_half = any(n != round(n) for n in levels)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.quantized import CpuInt4
-from treadle_layers_kit.row_int4 import BLOCK, GROUP, RowInt4
+from treadle_layers_kit.row_int4 import RowInt4
 from treadle_layers_kit.row_packing import RowPacking
 
 __all__ = ("Int4Module", "Int4Packing")
@@ -61,7 +61,7 @@ class Int4Packing(RowPacking):
         if scales.device.type != "cpu" or self.dtype is not torch.bfloat16:
             return None
         if self.by_rows:
-            if group % GROUP or self.inputs % BLOCK:
+            if not RowInt4.takes(self.inputs, group):
                 return None
             return RowInt4.pack(columns, scales, zeros, self.inputs)
         return CpuInt4.pack(columns(0, scales.shape[1]), scales, zeros, group, self.dtype)

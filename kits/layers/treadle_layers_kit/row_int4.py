@@ -1,8 +1,8 @@
 """Four-bit weights row by row, as libraries read them that run whole steps of a decoder on a CPU.
 
-Codes are numbers from -8 to 7 in two's complement, 128 of a row in 64 bytes: the lower halves of the bytes
-are the first 64, the upper halves the others. A group, which is a multiple of 32 inputs, has a scale and may have
-an offset: the weight is ``code · scale + offset``.
+Codes are numbers from -8 to 7 in two's complement, or from 0 to 15 for one of 16 levels, 128 of a row in 64 bytes: the
+lower halves of the bytes are the first 64, the upper halves the others. A group, which is a multiple of 32 inputs, has
+a scale and may have an offset: the weight is ``number · scale + offset``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,46 @@ RUN = 64
 BLOCK = 2 * RUN
 GROUP = 32
 """Groups are multiples of it."""
+NUMBERS = tuple(float(code - 8) for code in range(16))
+"""Levels of codes that are numbers, less 8."""
 
 
 class RowInt4(RowWeight):
     """One weight of ``codes`` uint8 ``[out, in / 2]``."""
+
+    def __init__(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        offsets: Tensor | None = None,
+        levels: tuple[float, ...] | None = None,
+    ) -> None:
+        """``levels`` are what the codes 0 to 15 mean; ``None``: codes are numbers themselves."""
+        super().__init__(codes, scales, offsets)
+        self.levels = levels
+
+    @classmethod
+    def takes(cls, inputs: int, group: int) -> bool:
+        """Return whether rows of so many inputs, in groups of this size, have the layout."""
+        return inputs % BLOCK == 0 and group % GROUP == 0
+
+    @classmethod
+    def of_levels(
+        cls,
+        rows: Callable[[int, int], Tensor],
+        levels: tuple[float, ...],
+        inputs: int,
+        scales: Tensor,
+        offsets: Tensor | None = None,
+    ) -> RowInt4:
+        """``rows`` of a first and a last + 1 are codes ``[rows, in]`` in 0 to 15; the others are ``[out, groups]``."""
+        is_plain = levels == NUMBERS
+        codes = torch.empty(len(scales), inputs // 2, dtype=torch.uint8)
+        for first in range(0, len(codes), PIECE):
+            found = rows(first, min(first + PIECE, len(codes)))
+            codes[first : first + PIECE] = pack_rows(found ^ 8 if is_plain else found)
+        offsets = None if offsets is None else offsets.float().contiguous()
+        return cls(codes, scales.float().contiguous(), offsets, None if is_plain else levels)
 
     @classmethod
     def pack(
@@ -50,7 +86,10 @@ class RowInt4(RowWeight):
 
     def numbers(self) -> Tensor:
         """See ``RowWeight.numbers``."""
-        return unpack_rows(self.codes).float()
+        codes = unpack_rows(self.codes)
+        if self.levels is None:
+            return codes.float()
+        return torch.tensor(self.levels)[(codes & 15).long()]
 
 
 def pack_rows(numbers: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from treadle_layers_kit.row_packing import RowPacking
 CPU = DeviceInfo("cpu")
 LAYER = Layer(512, (64, 32), bias=True)
 FOUR: dict[str, Format] = {
-    **{type: RandomBlocks(type) for type in ("Q4_0", "Q4_1", "Q4_K")},
+    **{type: RandomBlocks(type) for type in ("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS")},
     "AWQ, groups of 32": AwqFormat(32),
     "AWQ, one group": AwqFormat(-1),
     "GPTQ, act-order": GptqFormat(group_size=64, desc_act=True),
@@ -37,8 +37,12 @@ FOUR: dict[str, Format] = {
     "GPTQ, 3 bits, act-order": GptqFormat(3, 64, desc_act=True, sym=False),
     "GPTQ, 2 bits": GptqFormat(2, 128, sym=False),
     "W4A16, act-order": IntFormat(act_order=True, symmetric=False),
+    "W4A16, not packed": IntFormat(packed=False),
     "HQQ, 2 bits": HqqFormat(2, 64),
     "torchao, 4 bits": TorchAoFormat("int4"),
+    "NF4": FourBitFormat(),
+    "FP4": FourBitFormat("fp4"),
+    "MXFP4": Fp4Format(32),
 }
 BYTES: dict[str, Format] = {
     **{type: RandomBlocks(type) for type in TYPES if type not in (*FOUR, *FLOATS)},
@@ -48,7 +52,6 @@ BYTES: dict[str, Format] = {
     "GPTQ, 8 bits, act-order": GptqFormat(8, 32, desc_act=True, sym=False),
     "W8A16, act-order": IntFormat(8, act_order=True),
     "W8A16, zero points": IntFormat(8, group_size=16, symmetric=False),
-    "W4A16, not packed": IntFormat(packed=False),
     "W8A8": UnpackedFormat(inputs="symmetric"),
     "W8A8, a matrix, static": UnpackedFormat(strategy="tensor", inputs="symmetric", static=True),
     "W8A8, zero points": UnpackedFormat(inputs="asymmetric", symmetric=False),
@@ -60,10 +63,8 @@ BYTES: dict[str, Format] = {
     "FP8, outputs": FloatFormat("channel"),
     "FP8, blocks": Fp8Format("block"),
     "NVFP4": Fp4Format(),
-    "MXFP4": Fp4Format(32),
 }
 NONE: dict[str, Format] = {
-    "NF4": FourBitFormat(),
     "GPTQ, groups of 40": GptqFormat(group_size=40),
     "HQQ, groups of 8": HqqFormat(4, 8),
 }

@@ -18,6 +18,7 @@ from treadle_bitsandbytes.blocks import BLOCK, dequantize, levels, pairs, quanti
 from treadle_layers_kit import empty_weight
 from treadle_layers_kit.dequantized import DequantizedLinear, replace_parameter, scaled
 from treadle_layers_kit.packed_layout import INT8, codes_of_bytes
+from treadle_layers_kit.row_int4 import RowInt4
 from treadle_layers_kit.row_packing import RowPacking
 
 __all__ = ("STEP", "FourBitLinear", "Int8Linear")
@@ -47,6 +48,11 @@ class FourBitLinear(DequantizedLinear):
                 f"{self.prefix} has {size} input features on each rank, and two of them are one byte; "
                 "choose a smaller tensor_parallel_size"
             )
+        group = gcd(size, BLOCK) if self.online else gcd(total, STEP)
+        misfit = (
+            "" if RowInt4.takes(size, group) else f"has {size} inputs, which is no multiple of 128"
+        )
+        RowPacking(module, size, group, self.dtype, misfit=misfit)
         if self.online:
             weight = empty_weight((out, size), self.dtype, output_dim=0, input_dim=1)
             module.register_parameter("weight", weight)

@@ -12,14 +12,14 @@ from treadle_gguf.blocks import LEVELS, MIDDLES, read
 from treadle_layers_kit.packed import PackedWeight
 from treadle_layers_kit.packed_layout import INT8, Levels
 from treadle_layers_kit.row_bytes import RowBytes
-from treadle_layers_kit.row_int4 import BLOCK, RowInt4, pack_rows
+from treadle_layers_kit.row_int4 import RowInt4, pack_rows
 
 __all__ = ("pack_blocks", "rows_of_blocks")
 
 BYTES = ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
 """Types whose codes become int8."""
-FOUR = frozenset(("Q4_0", "Q4_1", "Q4_K"))
-"""Types whose codes are numbers of four bits."""
+FOUR = frozenset(("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS"))
+"""Types whose codes have four bits."""
 ROWS = 1024
 """Outputs whose steps are read at a time: their codes come with them."""
 
@@ -51,19 +51,16 @@ def rows_of_blocks(matrices: Sequence[tuple[Tensor, str]], inputs: int) -> RowIn
 
     Of four bits in one type codes stay so small; others become bytes.
     """
-    types = {type for _, type in matrices}
-    if types <= FOUR and len(types) == 1 and inputs % BLOCK == 0:
-        (type,) = types
-        steps = [_steps(blocks, type, MIDDLES[type]) for blocks, _ in matrices]
-        pieces = [
-            pack_rows(read(piece, type).codes.flatten(1) ^ 8)
-            for blocks, _ in matrices
-            for piece in blocks.split(ROWS)
-        ]
-        scales, offsets = _joined(steps, inputs // steps[0][0].shape[1], inputs)
-        return RowInt4(torch.cat(pieces), scales, offsets)
+    type, *others = {type for _, type in matrices}
     steps = [_steps(blocks, type, MIDDLES.get(type, 0)) for blocks, type in matrices]
-    scales, offsets = _joined(steps, gcd(*(inputs // s.shape[1] for s, _ in steps)), inputs)
+    group = gcd(*(inputs // s.shape[1] for s, _ in steps))
+    scales, offsets = _joined(steps, group, inputs)
+    if not others and type in FOUR and RowInt4.takes(inputs, group):
+        pieces = [piece for blocks, _ in matrices for piece in blocks.split(ROWS)]
+        is_number = type in MIDDLES
+        codes = [pack_rows(read(p, type).codes.flatten(1) ^ 8 * is_number) for p in pieces]
+        levels = None if is_number else tuple(map(float, LEVELS))
+        return RowInt4(torch.cat(codes), scales, offsets, levels)
     codes = [_numbers(piece, type) for blocks, type in matrices for piece in blocks.split(ROWS)]
     return RowBytes(torch.cat(codes), scales, offsets)
 

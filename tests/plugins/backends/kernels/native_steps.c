@@ -29,21 +29,24 @@ static void *numbers(int64_t n, int64_t format) {
     return memory;
 }
 
-enum { ZERO_POINTS = TN_GROUPED_FP8 + 1 }; /* TN_INT4 with offsets, in larger groups, and in another order */
+/* TN_INT4 with offsets, in larger groups, and in another order; and with levels */
+enum { ZERO_POINTS = TN_GROUPED_FP8 + 1, LEVELS };
+static const tn_levels levels = {{-9, -7, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 8, 10}, {-9, -7, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 8, 10}, 1};
 
 static tn_linear linear(int64_t n, int64_t k, int64_t kind) {
-    int64_t format = kind == ZERO_POINTS ? TN_INT4 : kind;
+    int64_t format = kind >= ZERO_POINTS ? TN_INT4 : kind;
     /* As --quantization int4 does, and as checkpoints do that leave layers in full precision. */
-    if (format == TN_INT4 && k % 128 != 0) format = kind == ZERO_POINTS ? TN_BF16 : TN_INT8;
+    if (format == TN_INT4 && k % 128 != 0) format = kind >= ZERO_POINTS ? TN_BF16 : TN_INT8;
     tn_linear l = {.weight = numbers(n * k, format), .bias = numbers(n, TN_F32), .n = n, .k = k, .format = format, .group = kind == ZERO_POINTS ? 128 : 64};
     if (format == TN_INT4) {
         const uint8_t *codes = l.weight;
         float *totals = calloc((size_t)n, 4), *scales = numbers(n * k / l.group, TN_F32);
         for (int64_t i = 0; i < n * k; i++) {
             const int pair = codes[i / 128 * 64 + i % 64], code = i % 128 < 64 ? pair & 15 : pair >> 4;
-            totals[i / k] += (float)(code < 8 ? code : code - 16) * scales[i / l.group];
+            totals[i / k] += (kind == LEVELS ? levels.numbers[code] : (float)(code < 8 ? code : code - 16)) * scales[i / l.group];
         }
         l.scales = scales, l.sums = totals;
+        if (kind == LEVELS) l.levels = &levels;
         if (kind == ZERO_POINTS) l.offsets = numbers(n * k / l.group, TN_F32);
     }
     if (format >= TN_GROUPED_INT8) l.group = 16, l.scales = numbers(n * k / 16, TN_F32), l.offsets = numbers(n * k / 16, TN_F32);
@@ -117,7 +120,7 @@ int main(int number, char **arguments) {
     const int32_t prompt = number > 1 ? atoi(arguments[1]) : 650;
     int bad = 0;
     for (int64_t isa = TN_GENERIC; isa <= tn_best_isa(); isa++)
-        for (int64_t format = TN_F32; tn_has_isa(isa) && format <= ZERO_POINTS; format++) {
+        for (int64_t format = TN_F32; tn_has_isa(isa) && format <= LEVELS; format++) {
             bad |= run(isa, format, 1, 16, 40, prompt, number > 2);
             bad |= run(isa, format, 3, isa == TN_GENERIC ? 5 : 32, 300, prompt, number > 2);
         }

@@ -46,6 +46,9 @@ FORMATS: dict[str, Format] = {
     "hqq": HqqFormat(),
     "awq, groups of 32": AwqFormat(32),
     "two bits": HqqFormat(bits=2),
+    "NF4": FourBitFormat(double=True),
+    "FP4": FourBitFormat("fp4"),
+    "MXFP4": Fp4Format(32),
     "three bits, act-order": GptqFormat(3, group_size=64, desc_act=True, sym=False),
 }
 BYTES: dict[str, Format] = {
@@ -63,7 +66,11 @@ BYTES: dict[str, Format] = {
 }
 """Formats in eight bits, or brought into them."""
 REFUSED: dict[str, tuple[Format, dict[str, Any], str]] = {
-    "levels": (FourBitFormat(), {}, "qkv_proj is computed by"),
+    "levels": (
+        FourBitFormat(),
+        {"intermediate_size": 192},
+        "down_proj has 192 inputs, which is no multiple of 128",
+    ),
     "groups": (AwqFormat(8), {}, "128 inputs in groups of 8, which are to be a multiple of 16"),
     "float32": (AwqFormat(64), {"dtype": "float32"}, "has quantized weights for float32"),
 }

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 from treadle_kernels_native import library
-from treadle_kernels_native.int4 import byte_sums, scaled_sums
+from treadle_kernels_native.int4 import byte_sums, levels_struct, scaled_sums
 from treadle_kernels_native.int4 import quantize as quantize_int4
 from treadle_kernels_native.structs import Format, InstructionSet, Linear, Model
 
-from treadle_layers_kit.row_int4 import RowInt4, unpack_rows
+from treadle_layers_kit.packed_layout import E2M1
+from treadle_layers_kit.row_int4 import RowInt4, pack_rows, unpack_rows
 
 # Where there is a compiler, a library that was not built is a failure of the build hook.
 if library.missing_reason() is not None and shutil.which("cc") is None:
@@ -44,12 +45,14 @@ def product(
     bias: Tensor | None = None,
     *,
     group: int = 0,
+    levels: int | None = None,
     **others: Tensor | None,
 ) -> Tensor:
     pointers = {name: None if t is None else t.data_ptr() for name, t in others.items()}
     n, k = len(weight), x.shape[1]
     linear = Linear(weight=weight.data_ptr(), n=n, k=k, format=form, group=group, **pointers)
     linear.bias = None if bias is None else bias.data_ptr()
+    linear.levels = levels
     y = torch.full((len(x), n), torch.nan)
     LIBRARY.tn_linear_test(handle, ctypes.byref(linear), x.data_ptr(), len(x), y.data_ptr())
     return y
@@ -133,6 +136,51 @@ def test_four_bits_equal_torch(
             places = {"order": torch.argsort(order).int(), **others}
             z = product(handle, x[:, order].contiguous(), codes, Format.INT4, group=group, **places)
             assert torch.equal(z, y)
+
+
+NF4 = (-1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0)
+QUANTILES = (*NF4, 0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.723, 1.0)
+
+
+@pytest.mark.parametrize("offsets", [False, True], ids=["no offsets", "offsets"])
+@pytest.mark.parametrize(("n", "k", "group"), [(1, 128, 32), (49, 384, 64), (100, 512, 128)])
+@pytest.mark.parametrize("levels", [E2M1, QUANTILES, tuple(range(16))], ids=["FP4", "NF4", "whole"])
+def test_levels_of_four_bits_equal_torch(
+    engine: tuple[InstructionSet, int],
+    levels: tuple[float, ...],
+    n: int,
+    k: int,
+    group: int,
+    offsets: bool,
+) -> None:
+    """Few rows multiply whole numbers: levels are rounded to 127ths of the largest, if they are not halves."""
+    isa, handle = engine
+    torch.manual_seed(n + k)
+    found, scales = torch.randint(0, 16, (n, k)), torch.randn(n, k // group)
+    added, bias = torch.randn(scales.shape) if offsets else None, torch.randn(n)
+    codes, struct = pack_rows(found), levels_struct(levels)
+    rounded = torch.tensor(list(struct.multiples)).double() * struct.unit
+    if levels is not QUANTILES:
+        assert rounded.tolist() == list(levels)
+    sums = scaled_sums(codes, scales, struct.multiples) * struct.unit
+    others = {"scales": scales, "offsets": added, "sums": sums}
+    linear = {"form": Format.INT4, "group": group, "levels": ctypes.addressof(struct)}
+    for m in (1, 3, 4, 6, 16, 24, 50):
+        x = torch.randn(m, k)
+        tiles = isa == InstructionSet.AMX and n >= 32
+        steps = x.abs().amax(1, keepdim=True) / 127
+        whole = m < (8 if tiles else 24 if isa == InstructionSet.AVX512 else 1000)
+        weight = (rounded if whole else torch.tensor(levels).double())[found]
+        weight = weight * scales.repeat_interleave(group, 1)
+        if added is not None:
+            weight += added.repeat_interleave(group, 1)
+        slack = float(steps.max() * weight.abs().max()) + 2e-3 if whole else 2e-3
+        if whole:
+            left = (x / steps).round().double() * steps
+        else:
+            left, weight = (x.bfloat16() if tiles else x).double(), weight.bfloat16().double()
+        y = product(handle, x, codes, bias=bias, **linear, **others)  # type: ignore[arg-type]
+        torch.testing.assert_close(y, (left @ weight.T + bias).float(), atol=slack, rtol=0)
 
 
 @pytest.mark.parametrize("form", [Format.GROUPED_INT8, Format.GROUPED_FP8])

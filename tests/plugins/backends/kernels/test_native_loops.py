@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from treadle_kernels_native import library
+from treadle_kernels_native.int4 import levels_struct
 from treadle_kernels_native.structs import InstructionSet
 
 # Where there is a compiler, a library that was not built is a failure of the build hook.
@@ -22,11 +23,13 @@ if library.missing_reason() is not None and shutil.which("cc") is None:
 LIBRARY = library.load_library()
 SETS = library.instruction_sets(LIBRARY)
 DOT = (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64)
-DOT_INT4 = (
+CODES = (
     *(c_void_p, c_int64, c_int64, c_void_p),  # x, its sums
     *(c_void_p, c_int64, c_void_p, c_void_p),  # codes, scales, offsets
-    *(c_int64, c_int64, c_int64, c_void_p, c_int64),
 )
+DOT_GROUPS = (*CODES, c_int64, c_int64, c_int64, c_void_p, c_int64)
+DOT_INT4 = (*CODES, c_void_p, *DOT_GROUPS[len(CODES) :])
+UNPACK_INT4 = (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p)
 UNPACK = (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p)
 MIX = (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p)
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -35,8 +38,8 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dot_bf16": (None, DOT),
     "dot_int8": (None, DOT),
     "dot_int4": (None, DOT_INT4),
-    "dot_groups": (None, DOT_INT4),
-    "unpack_int4": (None, UNPACK),
+    "dot_groups": (None, DOT_GROUPS),
+    "unpack_int4": (None, UNPACK_INT4),
     "unpack_int8": (None, UNPACK),
     "unpack_fp8": (None, UNPACK),
     "mix_f32": (None, MIX),
@@ -136,7 +139,7 @@ def test_products_of_four_bits(loops: Any, k: int, group: int) -> None:
         for others in (None, offsets):
             y = torch.full((m, n + 3), -7.0)
             loops.dot_int4(
-                x, x.stride(0), m, sums, codes, k + 64, scales, others, group, n, k, y, n + 3
+                x, x.stride(0), m, sums, codes, k + 64, scales, others, None, group, n, k, y, n + 3
             )
             near(y[:, :n], x.double() @ weight.T + (0 if others is None else added), 0)
             assert torch.all(y[:, n:] == -7)
@@ -170,9 +173,18 @@ def test_products_of_bytes_in_groups(loops: Any, k: int, group: int) -> None:
 def test_rows_of_four_bits_are_unpacked(loops: Any, k: int, group: int) -> None:
     pairs = torch.randint(0, 256, (k // 2 + 32,), dtype=torch.uint8)
     halves = pairs.view(torch.int8)[: k // 2].unflatten(0, (-1, 64))
-    check_unpacked(
-        loops.unpack_int4, pairs, torch.cat([halves << 4 >> 4, halves >> 4], 1).flatten(), group
-    )
+    numbers = torch.cat([halves << 4 >> 4, halves >> 4], 1).flatten()
+    levels = levels_struct(sorted(torch.randn(16).bfloat16().tolist()))
+    for table in (None, levels):
+        address = None if table is None else ctypes.addressof(table)
+
+        def unpack(codes: Tensor, scales: Tensor, offsets: Tensor | None, *others: Any) -> None:
+            loops.unpack_int4(codes, scales, offsets, address, *others)  # noqa: B023
+
+        meant = (
+            numbers if table is None else torch.tensor(list(table.numbers))[(numbers & 15).long()]
+        )
+        check_unpacked(unpack, pairs, meant, group)
 
 
 @pytest.mark.parametrize(("k", "group"), [(256, 16), (256, 32), (288, 96), (512, 512)])
@@ -207,7 +219,8 @@ def test_a_result_depends_on_its_own_rows_only(loops: Any) -> None:
     def grouped(name: str) -> Callable[..., None]:
         def product(left: Tensor, r: int, right: Tensor, c: int, *size: int, y: Tensor) -> None:
             rows, columns = size
-            group = (scales[c:], offsets[c:], 32, columns, k)
+            levels = (None,) if name == "dot_int4" else ()
+            group = (scales[c:], offsets[c:], *levels, 32, columns, k)
             getattr(loops, name)(left[r:], k, rows, sums[r:], right[c:], k, *group, y, columns)
 
         return product

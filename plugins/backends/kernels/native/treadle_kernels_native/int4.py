@@ -6,6 +6,7 @@ The library rounds activations to eight bits, row by row; torch multiplies with 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,10 +14,19 @@ from torch import Tensor, nn
 
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle_kernels_native.int8 import HEADS, ROWS, Int8Linear, Int8Scheme, RoundedLinear
+from treadle_kernels_native.structs import Levels
 from treadle_layers_kit.quantized import is_layer_skipped
 from treadle_layers_kit.row_int4 import BLOCK, RowInt4, pack_rows, unpack_rows
 
-__all__ = ("GROUP", "Int4Linear", "Int4Scheme", "byte_sums", "quantize", "scaled_sums")
+__all__ = (
+    "GROUP",
+    "Int4Linear",
+    "Int4Scheme",
+    "byte_sums",
+    "levels_struct",
+    "quantize",
+    "scaled_sums",
+)
 
 GROUP = 64
 
@@ -41,10 +51,30 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def scaled_sums(codes: Tensor, scales: Tensor) -> Tensor:
-    """Return float32 ``[out]``, what the library takes off because it adds 128 to activations."""
+def levels_struct(levels: Sequence[float]) -> Levels:
+    """Return levels as the library reads them. Their multiples of a unit are exact where a byte can hold them."""
+    largest = max(map(abs, levels)) or 1.0
+    units = (1.0, 0.5, largest / 127)
+    unit = next(u for u in units if u == units[-1] or _holds(levels, u))
+    return Levels((*levels,), tuple(round(level / unit) for level in levels), unit)
+
+
+def _holds(levels: Sequence[float], unit: float) -> bool:
+    return all(abs(n / unit) <= 127 and n / unit == round(n / unit) for n in levels)
+
+
+def scaled_sums(codes: Tensor, scales: Tensor, levels: Sequence[int] | None = None) -> Tensor:
+    """Return float32 ``[out]``, what the library takes off because it adds 128 to activations.
+
+    ``levels`` are what codes from 0 to 15 mean.
+    """
     group = 2 * codes.shape[1] // scales.shape[1]
-    sums = [unpack_rows(c).unflatten(1, (-1, group)).sum(2) for c in codes.split(ROWS)]
+    table = None if levels is None else torch.tensor(list(levels), dtype=torch.int8)
+    sums = []
+    for piece in codes.split(ROWS):
+        found = unpack_rows(piece)
+        numbers = found if table is None else table[(found & 15).long()]
+        sums.append(numbers.unflatten(1, (-1, group)).sum(2))
     return (torch.cat(sums) * scales).sum(1)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treadle.errors import EngineError
-from treadle_kernels_native.int4 import byte_sums, scaled_sums
+from treadle_kernels_native.int4 import byte_sums, levels_struct, scaled_sums
 from treadle_kernels_native.int8 import quantize, row_sums
 from treadle_kernels_native.structs import (
     MAX_TABLES,
@@ -195,13 +195,20 @@ class NativeProgram:
         )
 
     def _int4(self, weight: RowInt4, order: Tensor | None, bias: Tensor | None) -> Linear:
+        levels, multiples, unit = None, None, 1.0
+        if weight.levels is not None:
+            struct = levels_struct(weight.levels)
+            self._kept.append(struct)
+            levels, multiples, unit = ctypes.addressof(struct), list(struct.multiples), struct.unit
+        sums = scaled_sums(weight.codes, weight.scales, multiples).mul_(unit)
         return Linear(
             weight=self._address(weight.codes),
             bias=self._address(bias),
             scales=self._address(weight.scales),
             offsets=self._address(weight.offsets),
-            sums=self._address(scaled_sums(weight.codes, weight.scales)),
+            sums=self._address(sums),
             order=self._address(None if order is None else order.to(torch.int32)),
+            levels=levels,
             n=weight.codes.shape[0],
             k=2 * weight.codes.shape[1],
             format=Format.INT4,

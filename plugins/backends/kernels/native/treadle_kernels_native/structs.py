@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int8, c_int64, c_void_p
 from enum import IntEnum
 
-__all__ = ("ABI", "MAX_TABLES", "Format", "InstructionSet", "Layer", "Linear", "Model", "Step")
+__all__ = (
+    "ABI",
+    "MAX_TABLES",
+    "Format",
+    "InstructionSet",
+    "Layer",
+    "Levels",
+    "Linear",
+    "Model",
+    "Step",
+)
 
-ABI = 7
+ABI = 8
 MAX_TABLES = 8
 
 
@@ -34,6 +44,12 @@ class InstructionSet(IntEnum):
     I8MM = 6
 
 
+class Levels(Structure):
+    """What the codes of a weight mean, if they are not numbers themselves."""
+
+    _fields_ = (("numbers", c_float * 16), ("multiples", c_int8 * 16), ("unit", c_float))
+
+
 class Linear(Structure):
     """One linear layer: ``[n, k]`` weights, row by row."""
 
@@ -44,6 +60,7 @@ class Linear(Structure):
         ("offsets", c_void_p),
         ("sums", c_void_p),
         ("order", c_void_p),
+        ("levels", c_void_p),
         ("n", c_int64),
         ("k", c_int64),
         ("format", c_int64),

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define TN_ABI 7
+#define TN_ABI 8
 #define TN_EXPORT __attribute__((visibility("default")))
 #define TN_MAX_TABLES 8
 
@@ -19,10 +19,17 @@ enum { TN_F32 = 0, TN_BF16 = 1, TN_INT8 = 2, TN_INT4 = 3, TN_GROUPED_INT8 = 4, T
 /* Instruction sets: of every machine, of x86-64, of aarch64. Each includes those of its machine before it. */
 enum { TN_GENERIC = 0, TN_AVX2 = 1, TN_AVX512 = 2, TN_AVX512_BF16 = 3, TN_AMX = 4, TN_DOTPROD = 5, TN_I8MM = 6 };
 
+/* What the codes of a weight mean, if they are not numbers themselves. */
+typedef struct {
+    float numbers[16];     /* what each code stands for */
+    int8_t multiples[16];  /* of the unit: what is nearest to it, for products of whole numbers */
+    float unit;
+} tn_levels;
+
 /* y = x · weightᵀ + bias. The weight is [n, k], row by row as in a checkpoint.
  *
- * TN_INT4 has codes from -8 to 7, in two's complement, 128 of a row in 64 bytes: the lower halves of the bytes
- * are the first 64, the upper halves the others. `group` of them, a multiple of 32, share a scale and an offset; of
+ * TN_INT4 has codes from -8 to 7, in two's complement, or from 0 to 15 where levels say what they mean, 128 of a row in
+ * 64 bytes: the lower halves of the bytes are the first 64, the upper halves the others. `group` of them, a multiple of 32, share a scale and an offset; of
  * TN_GROUPED_INT8 and TN_GROUPED_FP8, which is float8_e4m3fn, a multiple of 16. */
 typedef struct {
     const void *weight;
@@ -31,6 +38,7 @@ typedef struct {
     const float *offsets; /* the same, where codes have zero points; or NULL. Not of TN_INT8 */
     const void *sums;     /* [n], of a row: TN_INT8: int32, its codes; others: float, its codes times their scales, or NULL: x is not rounded */
     const int32_t *order; /* [k], of which feature of x an input is, if they are not in order; or NULL */
+    const tn_levels *levels; /* of TN_INT4, or NULL; sums are then those of multiples of the unit */
     int64_t n, k;
     int64_t format;
     int64_t group; /* 0 of TN_INT8 */

@@ -33,11 +33,11 @@ struct tn_kernels {
     void (*dot_int8)(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
     /* Codes of 4 bits in the layout of TN_INT4; ldw counts them too. scales [n, k / group], and so are the
      * offsets, or NULL; sums [m, k / group] of what x stands for, x - zero, are read if there are offsets */
-    void (*dot_int4)(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
+    void (*dot_int4)(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, const tn_levels *levels, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
     /* The same of codes of 8 bits; group divides 64, or is a multiple of it */
     void (*dot_groups)(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
     /* A row of such codes, or of bytes, as y[k]: scale · code + offset, rounded to bf16 once */
-    void (*unpack_int4)(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
+    void (*unpack_int4)(const uint8_t *w, const float *scales, const float *offsets, const tn_levels *levels, int64_t group, int64_t k, bf16 *y);
     void (*unpack_int8)(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
     void (*unpack_fp8)(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
     /* o[m][d] = o[m][d] · keep[m] + sum over keys of p[m][key] · v[key][d] */
@@ -66,16 +66,16 @@ TN_INTERNAL extern const tn_kernels tn_kernels_avx2, tn_kernels_avx512;
 TN_INTERNAL void tn_dot_bf16_avx512(const bf16 *x, int64_t ldx, int64_t m, const bf16 *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
 TN_INTERNAL void tn_mix_bf16_avx512(const float *p, int64_t ldp, const float *keep, int64_t m, const bf16 *v, int64_t ldv, int64_t keys, int64_t d, float *o);
 TN_INTERNAL void tn_dot_int8_vnni(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
-TN_INTERNAL void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
+TN_INTERNAL void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, const tn_levels *levels, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
 TN_INTERNAL void tn_dot_groups_vnni(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
-TN_INTERNAL void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
+TN_INTERNAL void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, const float *offsets, const tn_levels *levels, int64_t group, int64_t k, bf16 *y);
 TN_INTERNAL void tn_unpack_int8_avx512(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
 TN_INTERNAL void tn_unpack_fp8_avx512(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y);
 #elif defined(__aarch64__)
 TN_INTERNAL void tn_dot_bf16_neon(const bf16 *x, int64_t ldx, int64_t m, const bf16 *w, int64_t ldw, int64_t n, int64_t k, float *y, int64_t ldy);
 TN_INTERNAL void tn_dot_int8_dotprod(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
 TN_INTERNAL void tn_dot_int8_i8mm(const uint8_t *x, int64_t ldx, int64_t m, const int8_t *w, int64_t ldw, int64_t n, int64_t k, int32_t *y, int64_t ldy);
-TN_INTERNAL void tn_dot_int4_dotprod(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
+TN_INTERNAL void tn_dot_int4_dotprod(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, const tn_levels *levels, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
 TN_INTERNAL void tn_dot_groups_dotprod(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy);
 TN_INTERNAL float tn_to_int8_neon(const float *x, int64_t n, uint8_t *y);
 #endif

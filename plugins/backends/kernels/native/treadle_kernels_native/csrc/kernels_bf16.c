@@ -64,11 +64,14 @@ INLINE VNNI __m512i group_lanes(int64_t group) {
     return group == 16 ? _mm512_srli_epi32(lanes, 2) : group == 32 ? _mm512_srli_epi32(lanes, 3) : _mm512_setzero_si512();
 }
 
-/* Codes are multiplied where they lie in their bytes, sixteen times as large. Sums stay in lanes, which are
- * added up once, behind the last group. wide: both halves of the bytes are always of one group; -1: of two each. */
-INLINE VNNI void block_int4(const int wide, const int rows, const int columns, const uint8_t *x, int64_t ldx, const float *x_sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t k, float *y, int64_t ldy) {
+/* Codes are multiplied where they lie in their bytes, sixteen times as large, or looked up: multiples of a unit. Sums stay
+ * in lanes, which are added up once, behind the last group. wide: both halves of the bytes are always of one group; -1: of
+ * two each. */
+INLINE VNNI void block_int4(const int wide, const tn_levels *levels, const int rows, const int columns, const uint8_t *x, int64_t ldx, const float *x_sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t k, float *y, int64_t ldy) {
     const int64_t groups = k / group;
-    const __m512i upper = _mm512_set1_epi8((char)0xf0), zero = _mm512_setzero_si512(), lanes = group_lanes(group);
+    const __m512i upper = _mm512_set1_epi8((char)0xf0), lower = _mm512_set1_epi8(15), zero = _mm512_setzero_si512(), lanes = group_lanes(group);
+    const __m512i table = levels == NULL ? zero : _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)levels->multiples));
+    const float unit = levels == NULL ? 1.0f / 16 : levels->unit;
     __m512 sums[4][4];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_setzero_ps();
     int64_t second = 0, end = group; /* the groups of both halves, and where the second one ends */
@@ -81,7 +84,8 @@ INLINE VNNI void block_int4(const int wide, const int rows, const int columns, c
         UNROLL for (int c = 0; c < columns; c++) {
             const __m512i pairs = _mm512_loadu_si512(w + (c * ldw + i) / 2);
             if (rows == 1) PREFETCH(w + (c * ldw + i) / 2);
-            const __m512i low = _mm512_and_si512(_mm512_slli_epi16(pairs, 4), upper), high = _mm512_and_si512(pairs, upper);
+            const __m512i low = levels == NULL ? _mm512_and_si512(_mm512_slli_epi16(pairs, 4), upper) : _mm512_shuffle_epi8(table, _mm512_and_si512(pairs, lower));
+            const __m512i high = levels == NULL ? _mm512_and_si512(pairs, upper) : _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(pairs, 4), lower));
             const float *at = scales + c * groups;
             const __m512 low_scale = wide < 0 ? lane_scales(at + i / 32, 3, lanes) : _mm512_set1_ps(at[first]), high_scale = wide < 0 ? lane_scales(at + i / 32 + 2, 3, lanes) : _mm512_set1_ps(at[second]);
             UNROLL for (int r = 0; r < rows; r++) {
@@ -91,11 +95,11 @@ INLINE VNNI void block_int4(const int wide, const int rows, const int columns, c
             }
         }
     }
-    add_offsets(rows, columns, x_sums, offsets, groups, 16, sums);
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = _mm512_reduce_add_ps(sums[r][c]) / 16;
+    add_offsets(rows, columns, x_sums, offsets, groups, 1 / unit, sums);
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = _mm512_reduce_add_ps(sums[r][c]) * unit;
 }
 
-INLINE VNNI void dot_int4(const int wide, const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) {
+INLINE VNNI void dot_int4(const int wide, const tn_levels *levels, const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) {
     const int64_t groups = k / group;
     for (int64_t r = 0; r < m;) {
         const uint8_t *from = x + r * ldx;
@@ -104,28 +108,32 @@ INLINE VNNI void dot_int4(const int wide, const uint8_t *x, int64_t ldx, int64_t
         const int64_t rows = m - r >= 4 ? 4 : 1;
         int64_t c = 0;
         if (rows == 4)
-            for (; c + 2 <= n; c += 2) block_int4(wide, 4, 2, from, ldx, totals, w + c * ldw / 2, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + c, ldy);
+            for (; c + 2 <= n; c += 2) block_int4(wide, levels, 4, 2, from, ldx, totals, w + c * ldw / 2, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + c, ldy);
         for (; c < n; c++)
-            for (int64_t i = 0; i < rows; i++) block_int4(wide, 1, 1, from + i * ldx, ldx, totals + i * groups, w + c * ldw / 2, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + i * ldy + c, ldy);
+            for (int64_t i = 0; i < rows; i++) block_int4(wide, levels, 1, 1, from + i * ldx, ldx, totals + i * groups, w + c * ldw / 2, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + i * ldy + c, ldy);
         r += rows;
     }
 }
 
-VNNI void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) {
+VNNI void tn_dot_int4_vnni(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, const tn_levels *levels, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) {
     /* One loop for each kind, without what the others need. */
     const int wide = group % 128 == 0;
-    if (group % 64 != 0) {
-        dot_int4(-1, x, ldx, m, sums, w, ldw, scales, offsets, group, n, k, y, ldy);
-        return;
-    }
-    if (offsets == NULL && wide)
-        dot_int4(1, x, ldx, m, sums, w, ldw, scales, NULL, group, n, k, y, ldy);
+    if (levels != NULL && wide)
+        dot_int4(1, levels, x, ldx, m, sums, w, ldw, scales, offsets, group, n, k, y, ldy);
+    else if (levels != NULL && group % 64 == 0)
+        dot_int4(0, levels, x, ldx, m, sums, w, ldw, scales, offsets, group, n, k, y, ldy);
+    else if (levels != NULL)
+        dot_int4(-1, levels, x, ldx, m, sums, w, ldw, scales, offsets, group, n, k, y, ldy);
+    else if (group % 64 != 0)
+        dot_int4(-1, NULL, x, ldx, m, sums, w, ldw, scales, offsets, group, n, k, y, ldy);
+    else if (offsets == NULL && wide)
+        dot_int4(1, NULL, x, ldx, m, sums, w, ldw, scales, NULL, group, n, k, y, ldy);
     else if (offsets == NULL)
-        dot_int4(0, x, ldx, m, sums, w, ldw, scales, NULL, group, n, k, y, ldy);
+        dot_int4(0, NULL, x, ldx, m, sums, w, ldw, scales, NULL, group, n, k, y, ldy);
     else if (wide)
-        dot_int4(1, x, ldx, m, sums, w, ldw, scales, offsets, group, n, k, y, ldy);
+        dot_int4(1, NULL, x, ldx, m, sums, w, ldw, scales, offsets, group, n, k, y, ldy);
     else
-        dot_int4(0, x, ldx, m, sums, w, ldw, scales, offsets, group, n, k, y, ldy);
+        dot_int4(0, NULL, x, ldx, m, sums, w, ldw, scales, offsets, group, n, k, y, ldy);
 }
 
 INLINE VNNI void block_groups(const int rows, const int columns, const uint8_t *x, int64_t ldx, const float *x_sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t k, float *y, int64_t ldy) {
@@ -170,18 +178,18 @@ VNNI void tn_dot_groups_vnni(const uint8_t *x, int64_t ldx, int64_t m, const flo
 }
 
 /* The sixteen weights that a group may have, twice over: a register to look codes up in. */
-INLINE BF16 __m512i weights_of(const float *scales, const float *offsets, int64_t group) {
-    const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+INLINE BF16 __m512i weights_of(__m512 numbers, const float *scales, const float *offsets, int64_t group) {
     return _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(_mm512_fmadd_ps(numbers, _mm512_set1_ps(scales[group]), _mm512_set1_ps(offsets == NULL ? 0.0f : offsets[group]))));
 }
 
-BF16 void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, const float *offsets, int64_t group, int64_t k, bf16 *y) {
+BF16 void tn_unpack_int4_avx512(const uint8_t *w, const float *scales, const float *offsets, const tn_levels *levels, int64_t group, int64_t k, bf16 *y) {
+    const __m512 numbers = levels != NULL ? _mm512_loadu_ps(levels->numbers) : _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
     const __m512i lower = _mm512_set1_epi16(15);
     __m512i tables[4] = {}; /* of 32 codes each */
     for (int64_t i = 0, at = -1, end = 0; i < k; i += 128) {
         UNROLL for (int j = 0; j < 4; j++) {
             if (i + 32 * j == end)
-                tables[j] = weights_of(scales, offsets, ++at), end += group;
+                tables[j] = weights_of(numbers, scales, offsets, ++at), end += group;
             else
                 tables[j] = tables[(j + 3) % 4];
         }

@@ -98,15 +98,17 @@ INLINE float32x4_t gather(const int columns, const float *x, int64_t ld) {
 }
 
 /* Codes of one group at most, with its scale. Their sum is exact, whatever its order; from there on each lane is a
- * column, and adds up in the order of the groups. Codes of four bits are multiplied as bytes, sixteen times as large,
- * from the lower (4) or the upper (0) halves of bytes, those of eight bits (-1) as they are. columns is four or one. */
-INLINE DOTPROD void add_group(const int shift, const int rows, const int columns, int64_t run, const uint8_t *x, int64_t ldx, const uint8_t *w, int64_t ldw, const float *scales, int64_t groups, float32x4_t *sums) {
+ * column, and adds up in the order of the groups. Codes of four bits are multiplied as bytes, sixteen times as large or
+ * looked up, from the lower (4) or the upper (0) halves of bytes, those of eight bits (-1) as they are. columns is four or
+ * one. */
+INLINE DOTPROD void add_group(const int shift, const tn_levels *levels, const int rows, const int columns, int64_t run, const uint8_t *x, int64_t ldx, const uint8_t *w, int64_t ldw, const float *scales, int64_t groups, float32x4_t *sums) {
     int32x4_t dots[4][4] = {};
+    const int8x16_t table = levels == NULL ? vdupq_n_s8(0) : vld1q_s8(levels->multiples);
     for (int64_t j = 0; j < run; j += 16) {
         int8x16_t codes[4];
         UNROLL for (int c = 0; c < columns; c++) {
             const uint8x16_t bytes = LOAD(w + c * ldw + j);
-            codes[c] = vreinterpretq_s8_u8(shift < 0 ? bytes : shift == 0 ? vandq_u8(bytes, vdupq_n_u8(0xf0)) : vshlq_n_u8(bytes, 4));
+            codes[c] = levels != NULL ? vqtbl1q_s8(table, shift == 0 ? vshrq_n_u8(bytes, 4) : vandq_u8(bytes, vdupq_n_u8(15))) : vreinterpretq_s8_u8(shift < 0 ? bytes : shift == 0 ? vandq_u8(bytes, vdupq_n_u8(0xf0)) : vshlq_n_u8(bytes, 4));
         }
         UNROLL for (int r = 0; r < rows; r++) {
             const int8x16_t value = vreinterpretq_s8_u8(LOAD(x + r * ldx + j));
@@ -120,36 +122,48 @@ INLINE DOTPROD void add_group(const int shift, const int rows, const int columns
     }
 }
 
-INLINE DOTPROD void block_codes(const int four, const int rows, const int columns, const uint8_t *x, int64_t ldx, const float *x_sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t k, float *y, int64_t ldy) {
+INLINE DOTPROD void block_codes(const int four, const tn_levels *levels, const int rows, const int columns, const uint8_t *x, int64_t ldx, const float *x_sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t k, float *y, int64_t ldy) {
     const int64_t groups = k / group, run = group < 64 ? group : 64;
+    const float unit = !four ? 1 : levels == NULL ? 1.0f / 16 : levels->unit;
     float32x4_t sums[4] = {};
-    for (int64_t i = 0; !four && i < k; i += run) add_group(-1, rows, columns, run, x + i, ldx, w + i, ldw, scales + i / group, groups, sums);
+    for (int64_t i = 0; !four && i < k; i += run) add_group(-1, NULL, rows, columns, run, x + i, ldx, w + i, ldw, scales + i / group, groups, sums);
     for (int64_t i = 0; four && i < k; i += 128) {
-        for (int64_t at = 0; at < 64; at += run) add_group(4, rows, columns, run, x + i + at, ldx, w + i / 2 + at, ldw, scales + (i + at) / group, groups, sums);
-        for (int64_t at = 0; at < 64; at += run) add_group(0, rows, columns, run, x + i + 64 + at, ldx, w + i / 2 + at, ldw, scales + (i + 64 + at) / group, groups, sums);
+        for (int64_t at = 0; at < 64; at += run) add_group(4, levels, rows, columns, run, x + i + at, ldx, w + i / 2 + at, ldw, scales + (i + at) / group, groups, sums);
+        for (int64_t at = 0; at < 64; at += run) add_group(0, levels, rows, columns, run, x + i + 64 + at, ldx, w + i / 2 + at, ldw, scales + (i + 64 + at) / group, groups, sums);
     }
     for (int64_t i = 0; offsets != NULL && i < groups; i++) {
         const float32x4_t column = gather(columns, offsets + i, groups);
-        UNROLL for (int r = 0; r < rows; r++) sums[r] = vfmaq_f32(sums[r], vdupq_n_f32((four ? 16 : 1) * x_sums[r * groups + i]), column);
+        UNROLL for (int r = 0; r < rows; r++) sums[r] = vfmaq_f32(sums[r], vdupq_n_f32(x_sums[r * groups + i] / unit), column);
     }
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = sums[r][c] / (four ? 16 : 1);
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = sums[r][c] * unit;
 }
 
 #define CODES(name, four, bytes) \
-    DOTPROD void name(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) { \
+    INLINE DOTPROD void name(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, const tn_levels *levels, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) { \
         const int64_t groups = k / group, row = bytes; \
         for (int64_t r = 0, rows; r < m; r += rows, x += rows * ldx, sums += rows * groups, y += rows * ldy) { \
             int64_t c = 0; \
             rows = m - r >= 4 ? 4 : 1; \
             if (rows == 4) \
-                for (; c + 4 <= n; c += 4) block_codes(four, 4, 4, x, ldx, sums, w + c * row, row, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, y + c, ldy); \
+                for (; c + 4 <= n; c += 4) block_codes(four, levels, 4, 4, x, ldx, sums, w + c * row, row, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, y + c, ldy); \
             else \
-                for (; c + 4 <= n; c += 4) block_codes(four, 1, 4, x, ldx, sums, w + c * row, row, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, y + c, ldy); \
+                for (; c + 4 <= n; c += 4) block_codes(four, levels, 1, 4, x, ldx, sums, w + c * row, row, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, y + c, ldy); \
             for (; c < n; c++) \
-                for (int64_t i = 0; i < rows; i++) block_codes(four, 1, 1, x + i * ldx, ldx, sums + i * groups, w + c * row, row, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, y + i * ldy + c, ldy); \
+                for (int64_t i = 0; i < rows; i++) block_codes(four, levels, 1, 1, x + i * ldx, ldx, sums + i * groups, w + c * row, row, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, y + i * ldy + c, ldy); \
         } \
     }
 
-CODES(tn_dot_int4_dotprod, 1, ldw / 2)
-CODES(tn_dot_groups_dotprod, 0, ldw)
+CODES(dot_int4, 1, ldw / 2)
+CODES(dot_groups, 0, ldw)
+
+DOTPROD void tn_dot_int4_dotprod(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, const tn_levels *levels, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) {
+    if (levels == NULL)
+        dot_int4(x, ldx, m, sums, w, ldw, scales, offsets, NULL, group, n, k, y, ldy);
+    else
+        dot_int4(x, ldx, m, sums, w, ldw, scales, offsets, levels, group, n, k, y, ldy);
+}
+
+DOTPROD void tn_dot_groups_dotprod(const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) {
+    dot_groups(x, ldx, m, sums, w, ldw, scales, offsets, NULL, group, n, k, y, ldy);
+}
 #endif

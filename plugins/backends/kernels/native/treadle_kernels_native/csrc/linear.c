@@ -44,7 +44,12 @@ static void product(const tn_engine *engine, const tn_linear *linear, const tn_o
         if (linear->format != TN_INT8) {
             const int64_t groups = k / linear->group;
             const float *sums = linear->sums, *offsets = tn_offsets_from(linear->offsets, n0 * groups);
-            (linear->format == TN_INT4 ? kernels->dot_int4 : kernels->dot_groups)((const uint8_t *)x->data + first * k, k, count, x->sums + first * groups, (const uint8_t *)linear->weight + n0 * k * tn_weight_bits(linear) / 8, k, linear->scales + n0 * groups, offsets, linear->group, width, k, y, ldy);
+            const float *x_sums = x->sums + first * groups, *scales = linear->scales + n0 * groups;
+            const uint8_t *rows = (const uint8_t *)x->data + first * k, *codes = (const uint8_t *)linear->weight + n0 * k * tn_weight_bits(linear) / 8;
+            if (linear->format == TN_INT4)
+                kernels->dot_int4(rows, k, count, x_sums, codes, k, scales, offsets, linear->levels, linear->group, width, k, y, ldy);
+            else
+                kernels->dot_groups(rows, k, count, x_sums, codes, k, scales, offsets, linear->group, width, k, y, ldy);
             for (int64_t r = 0; r < count; r++)
                 for (int64_t c = 0; c < width; c++) y[r * ldy + c] = (y[r * ldy + c] - (float)kernels->zero * sums[n0 + c]) * x->scales[first + r];
             break;
@@ -72,8 +77,14 @@ static tn_linear unpacked(const tn_engine *engine, int thread, const tn_linear *
     const tn_kernels *kernels = &engine->kernels;
     const int64_t bytes = k * tn_weight_bits(linear) / 8;
     bf16 *to = engine->thread[thread].unpacked;
-    for (int64_t r = 0; r < width; r++)
-        (linear->format == TN_INT4 ? kernels->unpack_int4 : linear->format == TN_GROUPED_FP8 ? kernels->unpack_fp8 : kernels->unpack_int8)((const uint8_t *)linear->weight + (n0 + r) * bytes, linear->scales + (n0 + r) * groups, tn_offsets_from(linear->offsets, (n0 + r) * groups), linear->group, k, to + r * k);
+    for (int64_t r = 0; r < width; r++) {
+        const uint8_t *codes = (const uint8_t *)linear->weight + (n0 + r) * bytes;
+        const float *scales = linear->scales + (n0 + r) * groups, *offsets = tn_offsets_from(linear->offsets, (n0 + r) * groups);
+        if (linear->format == TN_INT4)
+            kernels->unpack_int4(codes, scales, offsets, linear->levels, linear->group, k, to + r * k);
+        else
+            (linear->format == TN_GROUPED_FP8 ? kernels->unpack_fp8 : kernels->unpack_int8)(codes, scales, offsets, linear->group, k, to + r * k);
+    }
     return (tn_linear){.weight = to, .bias = linear->bias == NULL ? NULL : linear->bias + n0, .n = width, .k = k, .format = TN_BF16};
 }
 
