@@ -1,11 +1,9 @@
-"""What tests of backends share: an offer and kernels in separate processes, a captured step, an engine, and kernels
-in Gluon compiled for Hopper."""
+"""What tests of backends share: an offer in a separate process, a captured step, an engine, and kernels in Gluon
+compiled for Hopper."""
 
-import os
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,22 +16,6 @@ from treadle.api.attention import AttentionBackend, AttentionRequest
 from treadle.testing.attention import AttentionCase
 
 LENGTHS = ([900, 5, 64], [1, 400, 333], [12, 12, 895])
-
-
-@pytest.fixture
-def in_process(preloaded: list[str]) -> Callable[..., None]:
-    """Runs the pieces of a program in a process of its own, in Triton's interpreter or not."""
-
-    def run(*pieces: str, interpret: bool) -> None:
-        more = {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": str(int(interpret))}
-        code = "".join(textwrap.dedent(piece) for piece in pieces)
-        command = [*preloaded, "-c", code]
-        ran = subprocess.run(
-            command, env=os.environ | more, capture_output=True, text=True, timeout=240
-        )
-        assert ran.returncode == 0, ran.stderr
-
-    return run
 
 
 @pytest.fixture

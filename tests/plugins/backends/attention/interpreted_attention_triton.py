@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import interpreter  # noqa: F401 - before kernels
 import pytest
 import torch
 from torch import Tensor

@@ -6,11 +6,9 @@ Triton reads TRITON_INTERPRET when a kernel is defined, so kernels run in proces
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import quantized_formats
 import torch
 import torch.nn.functional as F
 from quantized_formats.packed import cases
@@ -32,10 +30,7 @@ from treadle_layers_kit.packed_layout import (
 pytest.importorskip("triton")
 
 CARD = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-FOLDER = str(Path(quantized_formats.__file__).parents[1])
-EQUAL = f"""
-    import sys
-    sys.path.insert(0, {FOLDER!r})
+EQUAL = """
     import torch
     from quantized_formats.packed import cases
     from treadle_kernels_triton.packed import kernel
