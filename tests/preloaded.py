@@ -1,4 +1,4 @@
-"""A Python that has imported torch and transformers already, for tests that run many programs.
+"""A Python that has imported torch, transformers and litestar already, for tests that run many programs.
 
     python preloaded.py serve FD            forks a process for each program, until its input ends
     python preloaded.py run SOCKET [-P] -c CODE [ARGUMENT …]
@@ -27,6 +27,7 @@ from typing import Any
 
 MAX_FILES = 64
 LIBRARIES = ("torch", "transformers.models.llama.configuration_llama")
+LIBRARIES += ("litestar", "prometheus_client", "typer")
 
 
 def serve(fd: int) -> dict[str, Any]:
@@ -37,7 +38,8 @@ def serve(fd: int) -> dict[str, Any]:
         import_module(name)
     assert not [name for name in sys.modules if name.startswith("treadle")]
     gc.freeze()  # a collection in a child would copy every page of the libraries
-    gc.get_freeze_count = lambda: 1  # so would counting them, three times for each engine that starts
+    # So would counting them, three times for each engine that starts.
+    gc.get_freeze_count = lambda: 1
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     with socket.socket(fileno=fd) as listener:
         while True:
