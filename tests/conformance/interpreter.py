@@ -8,31 +8,43 @@ them once, and what overflows is not what a test expects.
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from triton.runtime import interpreter
 
 KEPT = SimpleNamespace(restore=lambda: None)
-patch_language, patched = interpreter._patch_lang, set()
-make_dtype, dtypes = interpreter._get_np_dtype, {}
+PRIVATE = ("_patch_lang", "_get_np_dtype")
+"""Names of Triton that another version may not have: it interprets as slowly as it does then."""
 
 
-def patch_once(function: Any) -> Any:
-    if (names := id(function.__globals__)) not in patched:
-        patch_language(function)
-        patched.add(names)
-    return KEPT
+def patch_once(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    patched: set[int] = set()
+
+    def once(function: Any) -> Any:
+        if (names := id(function.__globals__)) not in patched:
+            patch(function)
+            patched.add(names)
+        return KEPT
+
+    return once
 
 
-def get_dtype(of: Any) -> Any:
-    scalar = of.scalar if of.is_block() else of
-    if scalar.name not in dtypes:
-        dtypes[scalar.name] = make_dtype(scalar)
-    return dtypes[scalar.name]
+def make_once(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    made: dict[str, Any] = {}
+
+    def get(of: Any) -> Any:
+        scalar = of.scalar if of.is_block() else of
+        if scalar.name not in made:
+            made[scalar.name] = make(scalar)
+        return made[scalar.name]
+
+    return get
 
 
-interpreter._patch_lang = patch_once
-interpreter._get_np_dtype = get_dtype
-object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
+if all(hasattr(interpreter, name) for name in PRIVATE):
+    interpreter._patch_lang = patch_once(interpreter._patch_lang)
+    interpreter._get_np_dtype = make_once(interpreter._get_np_dtype)
+    object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
 gc.set_threshold(100_000)  # nearly all that it makes is no part of a cycle
