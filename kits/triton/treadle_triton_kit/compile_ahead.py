@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from treadle_triton_kit.compile_processes import CompileProcesses
@@ -24,6 +24,9 @@ __all__ = ("CompileAhead", "is_collecting")
 log = logging.getLogger(__name__)
 
 MAX_THREADS = 16
+MAX_PARSES = 8
+"""How often a kernel is parsed. Python before 3.11.5 counts how deep all threads are that parse as if they were one, and
+raises ``SystemError`` then (https://github.com/python/cpython/issues/106905)."""
 
 
 class CompileAhead:
@@ -77,7 +80,7 @@ class CompileAhead:
                     job = (function, key, signature, device, *args)
                     if self._processes is not None and self._processes.compile(triton_key, *job):
                         self.compiled += 1
-                    kernel = compile_now(*job, **kwargs)
+                    kernel = _parsed_again(compile_now, *job, **kwargs)
                     kernels[key] = pending
                     _ = kernel.run  # gcc compiles what launches it, and the device loads it
                     kernels[key] = kernel
@@ -155,6 +158,14 @@ class CompileAhead:
 
         setattr(owner, name, value)
         self._undo.append(undo)
+
+
+def _parsed_again(compile_now: Callable[..., Any], *job: Any, **kwargs: Any) -> Any:
+    """Return what it returns, also if other threads disturb Python's parser."""
+    for _ in range(MAX_PARSES - 1):
+        with suppress(SystemError):
+            return compile_now(*job, **kwargs)
+    return compile_now(*job, **kwargs)
 
 
 class PendingKernel:
