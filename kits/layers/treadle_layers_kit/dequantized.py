@@ -106,13 +106,13 @@ class DequantizedLinear:
         scales = scales_in_float(scales)
         if factors is not None:
             scales = scales * factors.view(-1, 1)
+
+        def ordered(begin: int, end: int) -> Tensor:
+            found = rows(begin, end)
+            return found if order is None else found[:, order]
+
         if not isinstance(levels, str) and RowInt4.takes(self.inputs.size, group):
-
-            def places(begin: int, end: int) -> Tensor:
-                found = rows(begin, end)
-                return found if order is None else found[:, order]
-
-            return RowInt4.of_levels(places, levels, self.inputs.size, scales, offsets), order
+            return RowInt4.of_levels(ordered, levels, self.inputs.size, scales, offsets), order
         # Of FP4 the numbers are halves.
         if not isinstance(levels, str) and any(2 * n != round(2 * n) for n in levels):
             return None, None
@@ -123,9 +123,8 @@ class DequantizedLinear:
             scales = scales / (1 + is_half)
 
         def codes(begin: int, end: int) -> Tensor:
-            found = rows(begin, end)
-            found = found if numbers is None else numbers[found.long()]
-            return found if order is None else found[:, order]
+            found = ordered(begin, end)
+            return found if numbers is None else numbers[found.long()]
 
         dtype = torch.float8_e4m3fn if levels == FP8 else torch.int8
         steps = self.inputs.size, scales, offsets

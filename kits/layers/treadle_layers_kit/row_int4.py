@@ -70,14 +70,9 @@ class RowInt4(RowWeight):
 
         ``scales`` and ``zeros`` are ``[groups, out]``; the weight is ``(code - zero) · scale``.
         """
-        out = scales.shape[1]
-        codes = torch.empty(out, inputs // 2, dtype=torch.uint8)
-        for first in range(0, out, PIECE):
-            last = min(first + PIECE, out)
-            codes[first:last] = pack_rows(columns(first, last).t() ^ 8)
-        scales, zeros = (t.t().float().contiguous() for t in (scales, zeros))
-        offsets = (8 - zeros).mul_(scales) if bool((zeros != 8).any()) else None
-        return cls(codes, scales, offsets)
+        scales, zeros = (t.t().float() for t in (scales, zeros))
+        offsets = (8 - zeros) * scales if bool((zeros != 8).any()) else None
+        return cls.of_levels(lambda a, b: columns(a, b).t(), NUMBERS, inputs, scales, offsets)
 
     @property
     def group(self) -> int:

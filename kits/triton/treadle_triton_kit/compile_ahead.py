@@ -68,7 +68,8 @@ class CompileAhead:
             function: Any, key: Any, signature: Any, device: Any, *args: Any, **kwargs: Any
         ) -> Any:
             if self._pool is None or not self.is_collecting:
-                return compile_now(function, key, signature, device, *args, **kwargs)
+                job = (function, key, signature, device, *args)
+                return _parsed_again(compile_now, *job, **kwargs)  # threads may parse meanwhile
             kernels = function.device_caches[device][0]
             future: Future[Any] = Future()
             pending = kernels[key] = PendingKernel(self, future)

@@ -53,9 +53,8 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def levels_struct(levels: Sequence[float]) -> Levels:
     """Return levels as the library reads them. Their multiples of a unit are exact where a byte can hold them."""
-    largest = max(map(abs, levels)) or 1.0
-    units = (1.0, 0.5, largest / 127)
-    unit = next(u for u in units if u == units[-1] or _holds(levels, u))
+    rounded = max(map(abs, levels)) / 127
+    unit = next((unit for unit in (1.0, 0.5) if _holds(levels, unit)), rounded)
     return Levels((*levels,), tuple(round(level / unit) for level in levels), unit)
 
 

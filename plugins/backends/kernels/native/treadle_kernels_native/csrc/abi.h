@@ -29,8 +29,8 @@ typedef struct {
 /* y = x · weightᵀ + bias. The weight is [n, k], row by row as in a checkpoint.
  *
  * TN_INT4 has codes from -8 to 7, in two's complement, or from 0 to 15 where levels say what they mean, 128 of a row in
- * 64 bytes: the lower halves of the bytes are the first 64, the upper halves the others. `group` of them, a multiple of 32, share a scale and an offset; of
- * TN_GROUPED_INT8 and TN_GROUPED_FP8, which is float8_e4m3fn, a multiple of 16. */
+ * 64 bytes: the lower halves of the bytes are the first 64, the upper halves the others. `group` of them, a multiple of
+ * 32, share a scale and an offset; of TN_GROUPED_INT8 and TN_GROUPED_FP8, which is float8_e4m3fn, a multiple of 16. */
 typedef struct {
     const void *weight;
     const float *bias;    /* [n], or NULL */
