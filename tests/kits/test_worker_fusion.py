@@ -248,7 +248,7 @@ def test_four_bit_weights(format: Format, tmp_path: Path) -> None:
     add = "fused_add_rms_norm 128"
     layer = [
         "int4_linear 128 256 32", "int4_linear 128 128 32", add,
-        "int4_linear 128 512 32", "silu_and_mul 256", "int4_linear 256 128 32", add,
+        "int4_linear_silu_and_mul 128 512 32", "int4_linear 256 128 32", add,
     ]  # fmt: skip
     assert calls == ["rms_norm 128", *layer * 3]
 

@@ -39,6 +39,8 @@ class DequantizedLinear:
     inputs = Shard.full(0)
     rounds_rows = True
     """See ``RowBytes.rounds_inputs``."""
+    applies_packed_alone = True
+    """Whether ``apply`` does nothing else where a packed weight is all that its module has."""
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         self.inputs = module.inputs if isinstance(module, Sharded) else Shard.full(spec.in_features)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -25,6 +25,8 @@ class PackedInt4(nn.Module):
     A linear layer's method that has one makes it a module of the layer: there a kernel for
     ``int4_linear`` is given to it as ``op``, and its tensors count where the weights are counted.
     """
+
+    OP = "int4_linear"
 
     def __init__(
         self, codes: Tensor, scales: Tensor, inputs: int, group: int, *, in_order: bool = True
@@ -66,9 +68,17 @@ class PackedInt4(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., in]`` to ``[..., out]``, in the type that the weight was packed for."""
-        return self.op(x, self.codes, self.scales, self.inputs, self.group)
+        return self.multiply(x, self.op)
+
+    def multiply(self, x: Tensor, op: Operation) -> Tensor:
+        """``op`` of ``x`` and the weight."""
+        return op(x, self.codes, self.scales, self.inputs, self.group)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """For the request of a kernel."""
+        features = {"in_features": self.inputs, "out_features": self.codes.shape[1]}
+        return features | {"group": self.group}
 
     def kernel_sites(self, path: str) -> Iterator[Site]:
-        sizes = {"in_features": self.inputs, "out_features": self.codes.shape[1]}
-        sizes["group"] = self.group
-        yield Site(path, ("int4_linear",), (sizes,), partial(setattr, self, "op"))
+        yield Site(path, (self.OP,), (self.sizes,), partial(setattr, self, "op"))

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Tensor
 
 from treadle.api.communicators import Communicator
 from treadle_layers_kit import ops
-from treadle_layers_kit.expert_ops import EXPERT_OPS, example_scales, example_words
-from treadle_layers_kit.int4_layout import int4_linear, pack_codes, pack_steps
-from treadle_layers_kit.kernel_op import KernelOp, Sizes, scalar, tensor
-from treadle_layers_kit.packed_layout import E2M1, packed_linear
+from treadle_layers_kit.expert_ops import EXPERT_OPS
+from treadle_layers_kit.kernel_op import KernelOp, scalar, tensor
+from treadle_layers_kit.packed_ops import PACKED_OPS
 
 __all__ = ("ALL_GATHER", "ALL_REDUCE_ADD_RMS_NORM", "COMMUNICATOR_OPS", "LAYER_OPS")
 
@@ -77,17 +76,6 @@ def all_reduce_add_rms_norm(
 def all_gather(communicator: Communicator, x: Tensor) -> Tensor:
     """The ranks' columns, in rank order."""
     return communicator.all_gather(x)
-
-
-def example_codes(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
-    shape = (sizes["in_features"], sizes["out_features"])
-    return pack_codes(torch.randint(16, shape, generator=generator))
-
-
-def example_steps(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
-    shape = (sizes["in_features"] // sizes["group"], sizes["out_features"])
-    zeros = torch.randint(16, shape, generator=generator)
-    return pack_steps(torch.rand(shape, generator=generator) / 64, zeros, dtype)
 
 
 # ------------------------------------------------------------------------------------ declarations
@@ -225,54 +213,7 @@ LAYER_OPS: tuple[KernelOp, ...] = (
         example_sizes={"in_features": 4096, "out_features": 28672},
         small_sizes={"in_features": 64, "out_features": 64},
     ),
-    KernelOp(
-        name="int4_linear",
-        about="""linear for a weight in four bits, (code - zero) · scale; group, a multiple of 32 that divides
-        in_features, inputs share a zero and a scale. treadle_layers_kit.int4_layout has the layout of
-        codes and steps; chunks is in_features / 128, rounded up.""",
-        used_by="PackedInt4.op",
-        args=(
-            tensor("x", "..., in_features", strided=True),
-            tensor("codes", "chunks, out_features, 32", dtype="int16"),
-            tensor("steps", "in_features / group, out_features", dtype="int32"),
-            scalar("in_features", "in_features"),
-            scalar("group", "group"),
-        ),
-        returns=(tensor("y", "..., out_features"),),
-        reference=int4_linear,
-        example_sizes={"in_features": 4096, "out_features": 4096, "group": 128},
-        small_sizes={"in_features": 256, "out_features": 64, "group": 128},
-        examples={"codes": example_codes, "steps": example_steps},
-        dtypes=("bfloat16", "float16"),
-    ),
-    KernelOp(
-        name="packed_linear",
-        about="""linear for a weight of 4 or 8 bits (bits), (number · scale + offset) · factor; group, a multiple of
-        16, inputs share a scale and an offset. levels are the numbers of 4 bits, or int8 or float8_e4m3fn.
-        treadle_layers_kit.packed_layout has the layout of codes and the types of scales and offsets.""",
-        used_by="PackedWeight.op",
-        args=(
-            tensor("x", "..., in_features", strided=True),
-            tensor("codes", "chunks, out_features, run", dtype="int16"),
-            tensor("scales", "in_features / group, out_features", dtype="float16", optional=True),
-            tensor("offsets", "in_features / group, out_features", dtype="float32", optional=True),
-            tensor("factors", "out_features", dtype="float32", optional=True),
-            scalar("levels"),
-            scalar("in_features", "in_features"),
-            scalar("group", "group"),
-        ),
-        returns=(tensor("y", "..., out_features"),),
-        reference=packed_linear,
-        example_sizes={"in_features": 4096, "out_features": 4096, "group": 32, "bits": 4},
-        small_sizes={"in_features": 256, "out_features": 64, "group": 64, "bits": 4},
-        examples={
-            "codes": example_words,
-            "scales": example_scales,
-            "offsets": lambda *given: example_scales(*given).float(),
-            "levels": lambda sizes, dtype, generator: E2M1,
-        },
-        dtypes=("bfloat16", "float16"),
-    ),
+    *PACKED_OPS,
     *EXPERT_OPS,
 )
 

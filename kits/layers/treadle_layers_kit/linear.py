@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from treadle.api.models import LinearMethod, LinearSpec, ModelContext
 from treadle_layers_kit.collective import shard_features, shard_heads
 from treadle_layers_kit.fusion import Site
+from treadle_layers_kit.int4 import PackedInt4
+from treadle_layers_kit.packed import PackedWeight
 from treadle_layers_kit.plain import PlainLinear
 from treadle_layers_kit.weight import Shard, empty_weight, set_shards
 
@@ -111,6 +113,19 @@ class Linear(nn.Module):
     def sizes(self) -> Mapping[str, int]:
         """This rank's, for the request of a kernel."""
         return {"in_features": self.inputs.size, "out_features": self.out_features}
+
+    @property
+    def packed_weight(self) -> PackedInt4 | PackedWeight | None:
+        """The module that computes the whole layer; ``None`` where more than one does, or other tensors take part."""
+        children, tensors = (
+            list(self.children()),
+            (*self._parameters.values(), *self._buffers.values()),
+        )
+        if not getattr(self.method, "applies_packed_alone", False) or len(children) != 1:
+            return None
+        if any(tensor is not None for tensor in tensors):
+            return None
+        return children[0] if isinstance(children[0], PackedInt4 | PackedWeight) else None
 
     def kernel_sites(self, path: str) -> Iterator[Site]:
         if isinstance(self.method, PlainLinear):

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from treadle.api.models import ModelContext, SupportsGatedInput
 from treadle.errors import UnsupportedModelError
 from treadle_layers_kit import ops
-from treadle_layers_kit.fusion import Site
+from treadle_layers_kit.fusion import Kernel, Site
+from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.linear import Linear
+from treadle_layers_kit.packed import PackedWeight
 from treadle_layers_kit.plain import PlainLinear
 
 __all__ = (
@@ -118,13 +120,13 @@ class GatedMLP(nn.Module):
             self.down_proj.method, SupportsGatedInput
         )
         """Whether ``down_proj`` computes the activation too."""
-        self.fused: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
-        """``linear_silu_and_mul``."""
+        self.fused: Callable[[Tensor], Tensor] | None = None
+        """``gate_up_proj`` and ``op`` in one kernel."""
 
     def forward(self, x: Tensor) -> Tensor:  # [tokens, hidden] -> [tokens, hidden]
         gate_up = self.gate_up_proj
         if self.fused is not None:
-            h = self.fused(x, gate_up.get_parameter("weight"), gate_up.bias)
+            h = self.fused(x)
         elif self.fuses_down_proj:
             return self.down_proj.gated(gate_up(x))
         else:
@@ -139,7 +141,18 @@ class GatedMLP(nn.Module):
             return
         size = {"size": gate_up.out_features // 2}
         yield Site(path, ("silu_and_mul",), (size,), partial(setattr, self, "op"))
+        packed = gate_up.packed_weight
         if isinstance(gate_up.method, PlainLinear):
-            yield Site(path, fused, (gate_up.sizes,), partial(setattr, self, "fused"), fuses=True)
+            yield Site(path, fused, (gate_up.sizes,), self._fuse, fuses=True)
+        elif packed is not None and not self.fuses_down_proj:
+            fused = (f"{packed.OP}_silu_and_mul",)
+            yield Site(path, fused, (packed.sizes,), partial(self._fuse_packed, packed), fuses=True)
         else:
             yield Site(path, fused, reason="gate_up_proj is quantized")
+
+    def _fuse(self, kernel: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> None:
+        gate_up = self.gate_up_proj
+        self.fused = lambda x: kernel(x, gate_up.get_parameter("weight"), gate_up.bias)
+
+    def _fuse_packed(self, packed: PackedInt4 | PackedWeight, kernel: Kernel) -> None:
+        self.fused = partial(packed.multiply, op=kernel)

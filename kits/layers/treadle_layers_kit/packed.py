@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -37,6 +37,7 @@ class PackedWeight(nn.Module):
     are counted.
     """
 
+    OP = "packed_linear"
     codes: Tensor
     scales: Tensor | None
     offsets: Tensor | None
@@ -151,23 +152,24 @@ class PackedWeight(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., in]`` to ``[..., out]``, in the type of ``x``."""
+        return self.multiply(x, self.op)
+
+    def multiply(self, x: Tensor, op: Operation) -> Tensor:
+        """``op`` of ``x`` and the weight."""
         if self.order is not None:
             x = reorder(x, self.order)
-        return self.op(
-            x,
-            self.codes,
-            self.scales,
-            self.offsets,
-            self.factors,
-            self.levels,
-            self.inputs,
-            self.group,
-        )
+        steps = self.scales, self.offsets, self.factors
+        return op(x, self.codes, *steps, self.levels, self.inputs, self.group)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """For the request of a kernel."""
+        features = {"in_features": self.inputs, "out_features": self.codes.shape[1]}
+        bits = 8 if isinstance(self.levels, str) else 4
+        return features | {"group": self.group, "bits": bits}
 
     def kernel_sites(self, path: str) -> Iterator[Site]:
-        sizes = {"in_features": self.inputs, "out_features": self.codes.shape[1]}
-        sizes |= {"group": self.group, "bits": 8 if isinstance(self.levels, str) else 4}
-        yield Site(path, ("packed_linear",), (sizes,), partial(setattr, self, "op"))
+        yield Site(path, (self.OP,), (self.sizes,), partial(setattr, self, "op"))
 
 
 class NumbersPart(nn.Module):

@@ -28,14 +28,22 @@ MODULES = {
     "linear_split_k": "linear",
     "linear_silu_and_mul": "linear",
     "int4_linear": "int4.linear",
+    "int4_linear_silu_and_mul": "int4.linear",
     "packed_linear": "packed.linear",
+    "packed_linear_silu_and_mul": "packed.linear",
     "packed_experts": "packed.experts",
     "reorder_experts": "packed.reorder",
     "sample": "sample",
     "argmax": "sample",
     "apply_bitmask": "bitmask",
 }
-PACKED = {"int4_linear": 32, "packed_linear": 16, "packed_experts": 16}
+PACKED = {
+    "int4_linear": 32,
+    "int4_linear_silu_and_mul": 32,
+    "packed_linear": 16,
+    "packed_linear_silu_and_mul": 16,
+    "packed_experts": 16,
+}
 """The number that groups are a multiple of."""
 LINEARS = ("linear", "linear_split_k", "linear_silu_and_mul")
 

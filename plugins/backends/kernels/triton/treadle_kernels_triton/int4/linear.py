@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.api.types import KernelRequest
+from treadle_kernels_triton.gated_product import GatedProduct
 from treadle_kernels_triton.int4 import hopper, kernel
 from treadle_kernels_triton.int4.self_check import kernel_works
 from treadle_kernels_triton.int4.tile_counters import TileCounters
 from treadle_kernels_triton.int4.tiles import choose_hopper_tile, choose_tile
-from treadle_layers_kit.int4_layout import CHUNK, RUN, int4_linear
+from treadle_layers_kit.int4_layout import CHUNK, RUN, unpack
 
 __all__ = ("Int4Linear", "load")
 
@@ -42,15 +43,25 @@ class Int4Linear:
         self.tile_counters = TileCounters(NUM_TILE_COUNTERS)
 
     def __call__(self, x: Tensor, codes: Tensor, steps: Tensor, inputs: int, group: int) -> Tensor:
-        """``[..., inputs]`` to ``[..., out]``; see ``treadle_layers_kit.kernel_ops``."""
+        """``[..., inputs]`` to ``[..., out]``; see ``treadle_layers_kit.packed_ops``."""
+        y = self.try_kernels(x, codes, steps, inputs, group)
+        if y is None:
+            return F.linear(x, self.unpack(x, codes, steps, inputs, group))
+        return y
+
+    def try_kernels(
+        self, x: Tensor, codes: Tensor, steps: Tensor, inputs: int, group: int
+    ) -> Tensor | None:
+        """The product; ``None``: the weight has to be unpacked."""
         if x.dtype != self.dtype:
-            return int4_linear(x, codes, steps, inputs, group)
+            return None
         y = self._try_kernels(x.reshape(-1, inputs), codes, steps, group)
-        if y is not None:
-            return y.view(*x.shape[:-1], y.shape[1])
-        if self.use_unpack:
-            return F.linear(x, kernel.unpack(codes, steps, inputs, group, x.dtype))
-        return int4_linear(x, codes, steps, inputs, group)
+        return None if y is None else y.view(*x.shape[:-1], y.shape[1])
+
+    def unpack(self, x: Tensor, codes: Tensor, steps: Tensor, inputs: int, group: int) -> Tensor:
+        """The weight ``[out, inputs]`` in the type of ``x``."""
+        may_use = self.use_unpack and x.dtype == self.dtype
+        return (kernel.unpack if may_use else unpack)(codes, steps, inputs, group, x.dtype)
 
     def _try_kernels(
         self, x: Tensor, codes: Tensor, scales_and_zeros: Tensor, group_size: int
@@ -84,7 +95,7 @@ def num_sms(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def load(op: str, request: KernelRequest) -> Int4Linear:
+def load(op: str, request: KernelRequest) -> Int4Linear | GatedProduct:
     """With those kernels that work here, of those that this shape needs."""
     dtype = getattr(torch, request.dtype)
     out_features, group_size = request.shape["out_features"], request.shape["group"]
@@ -94,9 +105,10 @@ def load(op: str, request: KernelRequest) -> Int4Linear:
     check_group = RUN if group_size % CHUNK else CHUNK
     # What Hopper's kernel takes is left to nobody else.
     use_small_m = kernel_works("triton with hopper" if use_hopper else "triton", dtype, check_group)
-    return Int4Linear(
+    product = Int4Linear(
         dtype,
         use_hopper=use_hopper,
         use_small_m=use_small_m,
         use_unpack=kernel_works("unpack", dtype, check_group),
     )
+    return GatedProduct.load(product, request) if op == "int4_linear_silu_and_mul" else product

@@ -103,8 +103,8 @@ def choose_hopper_tile(rows: int, in_features: int, out_features: int) -> Hopper
 
     So a tile of 256 rows takes 16/9 of the time of one of 128, once there are enough of them to fill
     the device: whichever pads less is taken. Beyond HOPPER_MAX_ROWS rows the weight is unpacked, for there the
-    card's power is the limit, and numbers made anew for each tile cost more of it: prompts in steps of
-    8,192 rows took 3 % longer with this kernel.
+    card's power is the limit, and numbers made anew for each tile cost more of it: 8,192 rows of
+    4096 x 24576 take 2803 us with this kernel, 2635 unpacked first, if the card has no rest.
     """
     if rows > HOPPER_MAX_ROWS:
         return None

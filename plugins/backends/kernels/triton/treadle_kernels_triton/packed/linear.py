@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.api.types import KernelRequest
+from treadle_kernels_triton.gated_product import GatedProduct
 from treadle_kernels_triton.int4.linear import NUM_TILE_COUNTERS, num_sms
 from treadle_kernels_triton.int4.tile_counters import TileCounters
 from treadle_kernels_triton.packed import kernel
 from treadle_kernels_triton.packed.self_check import check_kernels
 from treadle_kernels_triton.packed.tiles import choose_packed_tile
 from treadle_kernels_triton.packed.unpack import unpack
+from treadle_layers_kit import ops, packed_layout
 from treadle_layers_kit.packed_layout import Levels, packed_linear
 from treadle_triton_kit.self_check import checked_once, self_check
 
@@ -44,10 +47,25 @@ class PackedLinear:
         inputs: int,
         group: int,
     ) -> Tensor:
-        """``[..., inputs]`` to ``[..., out]``; see ``treadle_layers_kit.kernel_ops``."""
-        weight = (codes, scales, offsets, factors, levels)
+        """``[..., inputs]`` to ``[..., out]``; see ``treadle_layers_kit.packed_ops``."""
+        arguments = (codes, scales, offsets, factors, levels, inputs, group)
+        y = self.try_kernels(x, *arguments)
+        return F.linear(x, self.unpack(x, *arguments)) if y is None else y
+
+    def try_kernels(
+        self,
+        x: Tensor,
+        codes: Tensor,
+        scales: Tensor | None,
+        offsets: Tensor | None,
+        factors: Tensor | None,
+        levels: Levels,
+        inputs: int,
+        group: int,
+    ) -> Tensor | None:
+        """The product; ``None``: the weight has to be unpacked."""
         if x.dtype != self.dtype:
-            return packed_linear(x, *weight, inputs, group)
+            return None
         rows = x.reshape(-1, inputs)
         counters = self.tile_counters.for_device(x.device)
         folds = kernel.folds(scales, offsets, levels, x.dtype)
@@ -56,10 +74,17 @@ class PackedLinear:
             len(rows), levels, has_offsets=has_offsets, folds=folds, has_scales=has_scales
         )
         if tile is None or counters is None:
-            return F.linear(x, unpack(*weight, inputs, group, x.dtype))
+            return None
+        weight = (codes, scales, offsets, factors, levels)
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         y = kernel.multiply(rows, *weight, group, tile, counters, num_sms(x.device))
         return y.view(*x.shape[:-1], y.shape[1])
+
+    def unpack(self, x: Tensor, *arguments: Any) -> Tensor:
+        """The weight ``[out, inputs]`` in the type of ``x``."""
+        if x.dtype == self.dtype:
+            return unpack(*(*arguments, x.dtype))
+        return packed_layout.unpack(*arguments).to(x.dtype)
 
 
 @checked_once
@@ -72,4 +97,13 @@ def works(bits: int, dtype: torch.dtype) -> bool:
 def load(op: str, request: KernelRequest) -> Callable[..., Tensor]:
     """The kernels if they work here, else the operation in plain torch."""
     dtype = getattr(torch, request.dtype)
-    return PackedLinear(dtype) if works(request.shape["bits"], dtype) else packed_linear
+    is_gated = op == "packed_linear_silu_and_mul"
+    if not works(request.shape["bits"], dtype):
+        return packed_linear_silu_and_mul if is_gated else packed_linear
+    product = PackedLinear(dtype)
+    return GatedProduct.load(product, request) if is_gated else product
+
+
+def packed_linear_silu_and_mul(x: Tensor, *arguments: Any) -> Tensor:
+    """The operation in plain torch."""
+    return ops.silu_and_mul(packed_linear(x, *arguments))
