@@ -115,3 +115,50 @@ def test_rows_together_get_what_each_would_and_no_thread_asks_for_ids(
         assert torch.equal(masks, expected) and accepting == [False] * count
         assert compiler.accept_tokens(together, tokens) == [m.is_terminated for m in alone]
     assert callers == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("limit", [None, 12])
+def test_inside_a_text_words_are_not_expected_to_end_it(
+    limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only that saves asking for forced text; where the grammar ends the text all the same, masks are right."""
+    tokenizer = open_demo_tokenizer()
+    compiler = LLGuidanceCompiler(tokenizer, tokenizer.vocab_size)
+    name = {"type": "string"} if limit is None else {"type": "string", "maxLength": limit}
+    schema = {"type": "object", "properties": {"name": name, "size": {"enum": ["small", "large"]}}}
+    schema |= {"required": ["name", "size"], "additionalProperties": False}
+    grammar = compiler.compile_json_schema(schema, whitespace_pattern="")
+    count, words = 80, compiler._vocab_size // 32 + 1
+    together, alone = ([grammar.matcher() for _ in range(count)] for _ in range(2))
+    asked = []
+    text = '{"name":"the old port of call","size":"small"}'
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    masks, expected = (torch.zeros((1 + count, words), dtype=torch.int32) for _ in range(2))
+    for token in ids:
+        asked.append(together[0].may_be_forced)
+        compiler.fill_bitmasks(together, masks, range(1, count + 1))
+        for row, matcher in enumerate(alone):
+            matcher.fill_bitmask(expected, 1 + row)
+        last = compiler._vocab_size % 32
+        masks[:, -1] &= (1 << last) - 1
+        assert torch.equal(masks, expected)
+        if not alone[0].accept_token(token):
+            break
+        assert all(matcher.accept_token(token) for matcher in alone[1:])
+        assert None not in compiler.accept_tokens(together, [token] * count)
+    spelled = [tokenizer.token_bytes(token).decode() for token in ids]
+    begun = next(i for i, text in enumerate(spelled) if "the" in text) + 1
+    ended = next(i for i, text in enumerate(spelled) if "call" in text) + 1
+    if limit is None:
+        assert len(asked) == len(ids)
+        assert asked[begun:ended] and not any(asked[begun:ended])
+        assert all(asked[:begun]) and all(asked[ended + 2 :])
+    else:
+        assert len(asked) < ended
+
+
+def open_demo_tokenizer() -> Any:
+    import treadle_demo
+
+    folder = Path(treadle_demo.__file__).parent / "model"
+    return AutoTokenizer.open(ModelFiles(folder, (), {}))
