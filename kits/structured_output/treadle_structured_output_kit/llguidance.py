@@ -103,7 +103,7 @@ class LLGuidanceCompiler:
             pairs = [(libraries[i], rows[i]) for i in _in_turn(matchers)]
             self._threads.unsafe_compute_mask_ptr(pairs, first, size, num_rows)
             if num_words > ORDINARY_WORDS.stop:
-                is_text = bitmask.numpy()[rows, ORDINARY_WORDS].all(axis=1).tolist()
+                is_text: Any = bitmask.numpy()[rows, ORDINARY_WORDS].all(axis=1).tolist()
                 for matcher, is_in_text in zip(matchers, is_text, strict=True):
                     matcher.is_in_text = is_in_text
         return [None if x.is_error() else x.is_accepting() for x in libraries]

@@ -27,11 +27,12 @@ from treadle_gguf.types import TYPES
 from treadle.api.cache import DeviceInfo
 from treadle.api.devices import dtype_name
 from treadle.api.kinds import QUANTIZATION
+from treadle.api.types import KernelOffer, KernelRequest
 from treadle.plugins import PluginManager
 from treadle.testing.linears import Layer, fill, pack
 from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat
 from treadle.testing.quantization import QuantizationSuite
-from treadle_layers_kit import Linear
+from treadle_layers_kit import Linear, ops
 from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.packed_layout import packed_linear
 from treadle_worker_kit.fusion import apply_fusions, kernel_finder
@@ -62,6 +63,26 @@ class OnCuda(QuantizationSuite):
         if self.always_packed and built.dtype is not torch.float32:
             assert served.backends, "the weight is unpacked for each step"
         return built
+
+    def test_the_gate_may_be_in_the_product(self) -> None:
+        """Kernels read the packed weight alone, so that nothing else may take part in the layer."""
+        layer = Layer(512, (512, 512))
+        for title, format in self.formats.items():
+            for dtype in (torch.bfloat16, torch.float16):
+                built = self.load(format, layer, pack(format, layer)[0], dtype)
+                packed = Linear.packed_weight.fget(built)  # type: ignore[attr-defined]
+                if packed is None:
+                    continue
+                request = KernelRequest(self.device, dtype_name(dtype), packed.sizes)
+                name = f"{packed.OP}_silu_and_mul"
+                offer = kernel_finder(PluginManager())(name, request)
+                assert isinstance(offer, KernelOffer), title
+                op = offer.load()
+                for rows in (3, 300, 2500):
+                    x = self.inputs(layer, dtype, rows)
+                    expected = ops.silu_and_mul(built(x)).float()
+                    error = (packed.multiply(x, op).float() - expected).norm()
+                    assert error < 0.01 * expected.norm(), (title, rows)
 
     # These compare on the CPU, where the same classes run in the plugins' own tests.
     test_ranks_share_a_layer: ClassVar[None] = None  # type: ignore[assignment]
