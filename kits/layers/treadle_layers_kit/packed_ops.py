@@ -38,6 +38,7 @@ def gated(op: KernelOp) -> KernelOp:
         op,
         name=f"{op.name}_silu_and_mul",
         about=f"silu_and_mul of {op.name}, with the same arguments",
+        used_by="GatedMLP.fused",
         returns=(tensor("y", "..., out_features / 2"),),
         reference=reference,
     )
