@@ -167,8 +167,11 @@ def test_numbers_are_those_of_gptqmodel(bits: int, version: int) -> None:
     ],
     ids=str,
 )
-def test_logits_are_those_of_gptqmodel(options: dict[str, Any], tmp_path: Path) -> None:
+def test_logits_are_those_of_gptqmodel(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("gptqmodel.utils.model_dequant", reason="compares with GPTQModel itself")
+    monkeypatch.chdir(tmp_path)  # it logs to a folder of the current one
     from quantized_formats.gptq_reference import compare
 
     compare(tmp_path, options)
