@@ -53,7 +53,7 @@ class Driven:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from treadle.testing.checkpoints import make_checkpoint
 
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"), tokenizer=True)
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"), tokenizer=True, num_hidden_layers=1)
 
 
 @pytest.fixture

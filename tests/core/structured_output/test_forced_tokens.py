@@ -40,7 +40,7 @@ GUIDES = (
 )
 STATES = {
     "roomy": {},
-    "few pages": {"num_pages": 14, "max_num_seqs": 4},
+    "few pages": {"num_pages": 12, "max_num_seqs": 4},
     "cut chunks": {"max_num_batched_tokens": 16, "chunked_prefill_size": 3},
     "no prefix cache": {"enable_prefix_caching": False},
     "alone": {"max_num_seqs": 1},
