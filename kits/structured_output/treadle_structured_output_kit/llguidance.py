@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -35,9 +34,6 @@ MANY_ROWS, THREADS = 65, 4
 MAX_AUTOMATA = 16
 MAX_TEXTS, MAX_TEXT = 4096, 128
 """Texts without a choice whose ids are kept, and the characters of one: every row has the same."""
-WORD = re.compile(rb"[0-9A-Za-z \x80-\xff]+")
-ORDINARY_WORDS = slice(32, 48)
-"""Words of a mask that have a bit each, nearly always, where any text may go on."""
 BEFORE = b"\n"
 """What no tokenizer merges with the text behind it, if it can help it."""
 MAX_AUTOMATON_SECONDS = 0.01
@@ -56,9 +52,7 @@ class LLGuidanceCompiler:
         self._vocab_size = vocab_size
         # The end gets an id of its own after the vocabulary. The ids that really end a sequence are
         # the core's, and any of the model's may be an ordinary token of a grammar.
-        vocabulary = _Vocabulary(tokenizer, vocab_size)
-        self._words = frozenset(vocabulary.words())
-        wrapper = TokenizerWrapper(vocabulary)
+        wrapper = TokenizerWrapper(_Vocabulary(tokenizer, vocab_size))
         self._tokenizer = LLTokenizer(wrapper, n_vocab=vocab_size + 1, eos_token=vocab_size)
 
     def compile_json_schema(
@@ -95,17 +89,12 @@ class LLGuidanceCompiler:
             for library, row in zip(libraries, rows, strict=True):
                 library.unsafe_compute_mask_ptr(first + row * size, size)
         else:
-            for matcher in matchers:
+            for library in libraries:
                 # Where text is forced, the library asks the tokenizer for its ids, which is Python. Each of
                 # its threads would wait for the interpreter. It remembers what it was told here.
-                if matcher.may_be_forced:
-                    matcher.library.compute_ff_tokens()
+                library.compute_ff_tokens()
             pairs = [(libraries[i], rows[i]) for i in _in_turn(matchers)]
             self._threads.unsafe_compute_mask_ptr(pairs, first, size, num_rows)
-            if num_words > ORDINARY_WORDS.stop:
-                is_text: Any = bitmask.numpy()[rows, ORDINARY_WORDS].all(axis=1).tolist()
-                for matcher, is_in_text in zip(matchers, is_text, strict=True):
-                    matcher.is_in_text = is_in_text
         return [None if x.is_error() else x.is_accepting() for x in libraries]
 
     def accept_tokens(
@@ -122,9 +111,8 @@ class LLGuidanceCompiler:
         results: list[bool | None] = [None] * len(matchers)
         for i, is_accepted in zip(order, accepted, strict=True):
             if is_accepted:
-                matcher, token = matchers[i], tokens[i]
-                matcher.tokens.append(token)
-                matcher.may_be_forced = not matcher.is_in_text or token not in self._words
+                matcher = matchers[i]
+                matcher.tokens.append(tokens[i])
                 results[i] = matcher.library.is_stopped() and matcher.library.is_accepting()
         return results
 
@@ -192,10 +180,6 @@ class LLGuidanceMatcher:
         self._vocab_size = vocab_size
         self._row = empty_row(vocab_size + 1)
         self.tokens: list[int] = []
-        self.is_in_text = False
-        """Whether the last mask of many allowed most words."""
-        self.may_be_forced = True
-        """Whether text without a choice may come next; a word inside a text seldom ends it."""
         self._is_shared = True
 
     def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
@@ -284,12 +268,6 @@ class _Vocabulary:
         self._special = frozenset(special)
         self._tokenizer = tokenizer
         self._encode = lru_cache(MAX_TEXTS)(self._encode_text)
-
-    def words(self) -> Iterator[int]:
-        """Yield the ids without punctuation, which grammars seldom end a text with."""
-        for token, data in enumerate(self.tokens):
-            if WORD.fullmatch(data):
-                yield token
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Encode text that a grammar leaves no choice about; the library allows these ids only.
