@@ -96,34 +96,25 @@ def expected(checkpoint: Callable[..., Path]) -> Callable[[str], dict[str, Any]]
 
 
 def transformers_greedy(folder: Path) -> dict[str, Any]:
-    return dict(zip(prompts(), greedy(folder, list(prompts().values()), NEW), strict=True))
+    return {name: greedy(folder, prompt, NEW) for name, prompt in prompts().items()}
 
 
-@torch.inference_mode()
-def greedy(
-    folder: Path, prompts: list[list[int]], count: int
-) -> list[tuple[list[int], torch.Tensor]]:
-    """transformers' greedy continuation of each prompt, and the log probabilities of all positions.
-
-    All are computed anew for each token, side by side: no token sees the filling after its end.
-    """
+def greedy(folder: Path, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+    """transformers' greedy continuation, and the log probabilities of all positions."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    ids = torch.zeros(len(prompts), int(lengths.max()) + count, dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)] = torch.tensor(prompt)
-    rows = torch.arange(len(prompts))
-    for _ in range(count):
-        logits = model(ids[:, : int(lengths.max())], use_cache=False).logits
-        ids[rows, lengths] = logits[rows, lengths - 1].argmax(-1)
-        lengths += 1
-    logprobs = model(ids, use_cache=False).logits.log_softmax(-1)
-    return [
-        (ids[row, len(prompt) : length].tolist(), logprobs[row, :length])
-        for row, (prompt, length) in enumerate(zip(prompts, lengths.tolist(), strict=True))
-    ]
+    with torch.inference_mode():
+        input_ids = torch.tensor([prompt])
+        ids = model.generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),  # else it takes the pad token for padding
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        logprobs = model(ids).logits[0].log_softmax(-1)
+    return ids[0, len(prompt) :].tolist(), logprobs
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -175,7 +166,7 @@ def test_positions_beyond_4096(engine: Any, checkpoint: Any) -> None:
     folder = checkpoint("LlamaForCausalLM", max_position_embeddings=8192)
     rng = random.Random(3)
     prompt = [rng.randrange(VOCAB) for _ in range(4200)]
-    ((tokens, logprobs),) = greedy(folder, [prompt], 4)
+    tokens, logprobs = greedy(folder, prompt, 4)
     driven = engine(folder, num_pages=300, page_size=16, max_num_batched_tokens=1500)
     driven.add("long", prompt, max_tokens=4, ignore_eos=True, logprobs=2)
     driven.run()
