@@ -84,9 +84,6 @@ WEIGHTS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 }
 
 
-PACKED = ("awq",)
-
-
 def workload(name: str) -> Work:
     """Return the work that ``treadle bench throughput`` has under this name."""
     draw = random.Random(0)
@@ -135,8 +132,7 @@ def run(options: argparse.Namespace, folder: str) -> None:
         **options.set,
     )
     say(vllm=vllm.__version__, weights=options.weights, start_seconds=time.perf_counter() - start)
-    if options.weights in PACKED:
-        llm.apply_model(fill_words)
+    llm.apply_model(fill_codes)
 
     def seconds(prompts: list[list[int]], outputs: list[int], schema: Any = None) -> float:
         params = [
@@ -170,18 +166,18 @@ def run(options: argparse.Namespace, folder: str) -> None:
             say(workload=name, tokens_per_second=tokens / min(walls[1:]))
 
 
-def fill_words(model: Any) -> None:
-    """Give packed weights random codes.
+def fill_codes(model: Any) -> None:
+    """Give weights of whole numbers random ones, in place.
 
-    VLLM's random weights leave them as they came out of memory, mostly zeros, with which products take less
-    power, and prompts up to a tenth less time.
+    VLLM's random weights leave them as memory happens to be. Numbers that are all the same take less power, and
+    prompts less time.
     """
     import torch
 
     for parameter in model.parameters():
-        if parameter.dtype is torch.int32:
-            words = torch.randint_like(parameter, -(2**31), 2**31 - 1)
-            parameter.data.copy_(words)
+        if parameter.dtype in (torch.int8, torch.int32):
+            limits = torch.iinfo(parameter.dtype)
+            parameter.data.random_(limits.min, limits.max)
 
 
 def say(**result: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from treadle.errors import ConfigError, EngineError
 from treadle_cli.bench.config import BenchConfig
@@ -242,3 +243,14 @@ def test_vllm_gets_the_same_work() -> None:
         assert peer.workload(name) == (ours.prompts, ours.outputs, tokens)
     record = script("structured_output.py").GRAMMARS["record"]
     assert json.loads(record.source) == peer.RECORD
+
+
+def test_vllm_gets_random_codes() -> None:
+    """Its own random weights are floating-point ones alone, and equal codes are multiplied faster."""
+    model = torch.nn.Module()
+    for dtype in (torch.int8, torch.int32, torch.float32):
+        data = torch.zeros(64, 64, dtype=dtype)
+        model.register_parameter(str(dtype)[6:], torch.nn.Parameter(data, requires_grad=False))
+    script("gpu_peers/with_vllm.py").fill_codes(model)
+    assert len(model.int8.unique()) > 200 and len(model.int32.unique()) > 4000
+    assert not model.float32.any()

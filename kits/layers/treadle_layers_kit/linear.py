@@ -117,10 +117,8 @@ class Linear(nn.Module):
     @property
     def packed_weight(self) -> PackedInt4 | PackedWeight | None:
         """The module that computes the whole layer; ``None`` where more than one does, or other tensors take part."""
-        children, tensors = (
-            list(self.children()),
-            (*self._parameters.values(), *self._buffers.values()),
-        )
+        children = list(self.children())
+        tensors = (*self._parameters.values(), *self._buffers.values())
         if not getattr(self.method, "applies_packed_alone", False) or len(children) != 1:
             return None
         if any(tensor is not None for tensor in tensors):

@@ -66,7 +66,7 @@ class OnCuda(QuantizationSuite):
 
     def test_the_gate_may_be_in_the_product(self) -> None:
         """Kernels read the packed weight alone, so that nothing else may take part in the layer."""
-        layer = Layer(512, (512, 512))
+        layer, served = Layer(512, (512, 512)), 0
         for title, format in self.formats.items():
             for dtype in (torch.bfloat16, torch.float16):
                 built = self.load(format, layer, pack(format, layer)[0], dtype)
@@ -77,12 +77,14 @@ class OnCuda(QuantizationSuite):
                 name = f"{packed.OP}_silu_and_mul"
                 offer = kernel_finder(PluginManager())(name, request)
                 assert isinstance(offer, KernelOffer), title
-                op = offer.load()
+                op, served = offer.load(), served + 1
                 for rows in (3, 300, 2500):
                     x = self.inputs(layer, dtype, rows)
                     expected = ops.silu_and_mul(built(x)).float()
                     error = (packed.multiply(x, op).float() - expected).norm()
                     assert error < 0.01 * expected.norm(), (title, rows)
+        if not served:
+            pytest.skip("none of these has a packed weight alone")
 
     # These compare on the CPU, where the same classes run in the plugins' own tests.
     test_ranks_share_a_layer: ClassVar[None] = None  # type: ignore[assignment]

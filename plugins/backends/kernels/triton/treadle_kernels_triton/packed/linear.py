@@ -18,8 +18,9 @@ from treadle_kernels_triton.packed import kernel
 from treadle_kernels_triton.packed.self_check import check_kernels
 from treadle_kernels_triton.packed.tiles import choose_packed_tile
 from treadle_kernels_triton.packed.unpack import unpack
-from treadle_layers_kit import ops, packed_layout
-from treadle_layers_kit.packed_layout import Levels, packed_linear
+from treadle_layers_kit import packed_layout
+from treadle_layers_kit.packed_layout import Levels
+from treadle_layers_kit.packed_ops import PACKED_OPS
 from treadle_triton_kit.self_check import checked_once, self_check
 
 __all__ = ("PackedLinear", "load", "works")
@@ -36,21 +37,10 @@ class PackedLinear:
         self.dtype = dtype
         self.tile_counters = TileCounters(NUM_TILE_COUNTERS)
 
-    def __call__(
-        self,
-        x: Tensor,
-        codes: Tensor,
-        scales: Tensor | None,
-        offsets: Tensor | None,
-        factors: Tensor | None,
-        levels: Levels,
-        inputs: int,
-        group: int,
-    ) -> Tensor:
+    def __call__(self, x: Tensor, *weight: Any) -> Tensor:
         """``[..., inputs]`` to ``[..., out]``; see ``treadle_layers_kit.packed_ops``."""
-        arguments = (codes, scales, offsets, factors, levels, inputs, group)
-        y = self.try_kernels(x, *arguments)
-        return F.linear(x, self.unpack(x, *arguments)) if y is None else y
+        y = self.try_kernels(x, *weight)
+        return F.linear(x, self.unpack(x, *weight)) if y is None else y
 
     def try_kernels(
         self,
@@ -80,11 +70,11 @@ class PackedLinear:
         y = kernel.multiply(rows, *weight, group, tile, counters, num_sms(x.device))
         return y.view(*x.shape[:-1], y.shape[1])
 
-    def unpack(self, x: Tensor, *arguments: Any) -> Tensor:
+    def unpack(self, x: Tensor, *weight: Any) -> Tensor:
         """The weight ``[out, inputs]`` in the type of ``x``."""
         if x.dtype == self.dtype:
-            return unpack(*(*arguments, x.dtype))
-        return packed_layout.unpack(*arguments).to(x.dtype)
+            return unpack(*(*weight, x.dtype))
+        return packed_layout.unpack(*weight).to(x.dtype)
 
 
 @checked_once
@@ -97,13 +87,8 @@ def works(bits: int, dtype: torch.dtype) -> bool:
 def load(op: str, request: KernelRequest) -> Callable[..., Tensor]:
     """The kernels if they work here, else the operation in plain torch."""
     dtype = getattr(torch, request.dtype)
-    is_gated = op == "packed_linear_silu_and_mul"
     if not works(request.shape["bits"], dtype):
-        return packed_linear_silu_and_mul if is_gated else packed_linear
+        return next(declared.reference for declared in PACKED_OPS if declared.name == op)
     product = PackedLinear(dtype)
+    is_gated = op == "packed_linear_silu_and_mul"
     return GatedProduct.load(product, request) if is_gated else product
-
-
-def packed_linear_silu_and_mul(x: Tensor, *arguments: Any) -> Tensor:
-    """The operation in plain torch."""
-    return ops.silu_and_mul(packed_linear(x, *arguments))
