@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,8 @@ def run(
     driven.core._executor.execute_model = execute_model
     for number, params in enumerate(requests):
         driven.add(str(number), **{"seed": number} | params)
+    # All grammars are ready before the first step: which requests run together depends on no thread.
+    wait([future for _, future in driven.core._waiting_for_grammar.values()])
     for number in range(len(requests)):
         driven.until(str(number))
     while driven.core.has_work:
