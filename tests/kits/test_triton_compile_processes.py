@@ -4,6 +4,7 @@ done where one fails, hangs, or loses its parent."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import json
 import os
@@ -248,7 +249,7 @@ def test_without_a_fork_threads_compile(start: Start, monkeypatch: pytest.Monkey
 
 
 PARENT = """
-import json, os, sys, threading, time
+import contextlib, json, os, sys, threading, time
 from pathlib import Path
 import test_triton_compile_processes as test
 from triton.runtime import driver
@@ -262,7 +263,11 @@ while not descendants:
     for server in test.children(os.getpid()):
         if compilers := test.children(server):
             descendants = {server, *compilers}
-open_files = [os.readlink(entry) for pid in descendants for entry in Path(f"/proc/{pid}/fd").iterdir()]
+open_files = []
+for pid in descendants:
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            open_files.append(os.readlink(entry))
 print(json.dumps([sorted(descendants), sorted(set(open_files))]), flush=True)
 if sys.argv[1] == "exits":
     os._exit(0)
