@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #define UNROLL _Pragma("GCC unroll 8")
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
 #define BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
 /* A single row waits for memory, which is fastest where it is read in its order and asked for this far ahead. Not of a
@@ -12,19 +13,34 @@
 #define PREFETCH(at) _mm_prefetch((const char *)(at) + (16 << 10), _MM_HINT_T1)
 #define INLINE static inline __attribute__((always_inline))
 
+/* The sums of the lanes of four registers, each in the order of _mm512_reduce_add_ps. */
+INLINE AVX512 __m128 sum_lanes(const __m512 sums[4]) {
+    const __m512 first = _mm512_add_ps(_mm512_shuffle_f32x4(sums[0], sums[1], 0x44), _mm512_shuffle_f32x4(sums[0], sums[1], 0xee));
+    const __m512 second = _mm512_add_ps(_mm512_shuffle_f32x4(sums[2], sums[3], 0x44), _mm512_shuffle_f32x4(sums[2], sums[3], 0xee));
+    const __m512 fours = _mm512_add_ps(_mm512_shuffle_f32x4(first, second, 0x88), _mm512_shuffle_f32x4(first, second, 0xdd));
+    const __m512 twos = _mm512_add_ps(fours, _mm512_permute_ps(fours, 0x4e)), ones = _mm512_add_ps(twos, _mm512_permute_ps(twos, 0xb1));
+    return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, ones));
+}
+
+/* A single row of x takes four rows of weights, one after the other, so that lanes are added up once for four results. */
 INLINE BF16 void block_bf16(const int rows, const int columns, const bf16 *x, int64_t ldx, const bf16 *w, int64_t ldw, int64_t k, float *y, int64_t ldy) {
+    const int together = rows == 1 ? 1 : columns;
     __m512 sums[6][8];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < k; i += 32) {
-        __m512i weights[8];
-        UNROLL for (int c = 0; c < columns; c++) weights[c] = _mm512_loadu_si512(w + c * ldw + i);
-        if (rows == 1 && ldw == k) PREFETCH(w + i);
-        UNROLL for (int r = 0; r < rows; r++) {
-            const __m512i value = _mm512_loadu_si512(x + r * ldx + i);
-            UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_dpbf16_ps(sums[r][c], (__m512bh)value, (__m512bh)weights[c]);
+    UNROLL for (int begin = 0; begin < columns; begin += together)
+        for (int64_t i = 0; i < k; i += 32) {
+            __m512i weights[8];
+            UNROLL for (int c = begin; c < begin + together; c++) weights[c] = _mm512_loadu_si512(w + c * ldw + i);
+            if (rows == 1 && ldw == k) PREFETCH(w + begin * ldw + i);
+            UNROLL for (int r = 0; r < rows; r++) {
+                const __m512i value = _mm512_loadu_si512(x + r * ldx + i);
+                UNROLL for (int c = begin; c < begin + together; c++) sums[r][c] = _mm512_dpbf16_ps(sums[r][c], (__m512bh)value, (__m512bh)weights[c]);
+            }
         }
-    }
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = _mm512_reduce_add_ps(sums[r][c]);
+    if (rows == 1 && columns == 4)
+        _mm_storeu_ps(y, sum_lanes(sums[0]));
+    else
+        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = _mm512_reduce_add_ps(sums[r][c]);
 }
 
 INLINE VNNI void block_int8(const int rows, const int columns, const uint8_t *x, int64_t ldx, const int8_t *w, int64_t ldw, int64_t k, int32_t *y, int64_t ldy) {
@@ -72,31 +88,37 @@ INLINE VNNI void block_int4(const int wide, const tn_levels *levels, const int r
     const __m512i upper = _mm512_set1_epi8((char)0xf0), lower = _mm512_set1_epi8(15), zero = _mm512_setzero_si512(), lanes = group_lanes(group);
     const __m512i table = levels == NULL ? zero : _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)levels->multiples));
     const float unit = levels == NULL ? 1.0f / 16 : levels->unit;
+    const int together = rows == 1 ? 1 : columns;
     __m512 sums[4][4];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_setzero_ps();
-    int64_t second = 0, end = group; /* the groups of both halves, and where the second one ends */
-    for (int64_t i = 0; i < k; i += 128) {
-        if (i == end) second++, end += group;
-        const int64_t first = second;
-        if (i + 64 == end) second++, end += group;
-        __m512i values[2][4];
-        UNROLL for (int r = 0; r < rows; r++) values[0][r] = _mm512_loadu_si512(x + r * ldx + i), values[1][r] = _mm512_loadu_si512(x + r * ldx + i + 64);
-        UNROLL for (int c = 0; c < columns; c++) {
-            const __m512i pairs = _mm512_loadu_si512(w + (c * ldw + i) / 2);
-            if (rows == 1) PREFETCH(w + (c * ldw + i) / 2);
-            const __m512i low = levels == NULL ? _mm512_and_si512(_mm512_slli_epi16(pairs, 4), upper) : _mm512_shuffle_epi8(table, _mm512_and_si512(pairs, lower));
-            const __m512i high = levels == NULL ? _mm512_and_si512(pairs, upper) : _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(pairs, 4), lower));
-            const float *at = scales + c * groups;
-            const __m512 low_scale = wide < 0 ? lane_scales(at + i / 32, 3, lanes) : _mm512_set1_ps(at[first]), high_scale = wide < 0 ? lane_scales(at + i / 32 + 2, 3, lanes) : _mm512_set1_ps(at[second]);
-            UNROLL for (int r = 0; r < rows; r++) {
-                const __m512i dots = _mm512_dpbusd_epi32(zero, values[0][r], low), others = _mm512_dpbusd_epi32(wide > 0 ? dots : zero, values[1][r], high);
-                if (wide <= 0) sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), low_scale, sums[r][c]);
-                sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(others), high_scale, sums[r][c]);
+    UNROLL for (int begin = 0; begin < columns; begin += together) {
+        int64_t second = 0, end = group; /* the groups of both halves, and where the second one ends */
+        for (int64_t i = 0; i < k; i += 128) {
+            if (i == end) second++, end += group;
+            const int64_t first = second;
+            if (i + 64 == end) second++, end += group;
+            __m512i values[2][4];
+            UNROLL for (int r = 0; r < rows; r++) values[0][r] = _mm512_loadu_si512(x + r * ldx + i), values[1][r] = _mm512_loadu_si512(x + r * ldx + i + 64);
+            UNROLL for (int c = begin; c < begin + together; c++) {
+                const __m512i pairs = _mm512_loadu_si512(w + (c * ldw + i) / 2);
+                if (rows == 1) PREFETCH(w + (c * ldw + i) / 2);
+                const __m512i low = levels == NULL ? _mm512_and_si512(_mm512_slli_epi16(pairs, 4), upper) : _mm512_shuffle_epi8(table, _mm512_and_si512(pairs, lower));
+                const __m512i high = levels == NULL ? _mm512_and_si512(pairs, upper) : _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(pairs, 4), lower));
+                const float *at = scales + c * groups;
+                const __m512 low_scale = wide < 0 ? lane_scales(at + i / 32, 3, lanes) : _mm512_set1_ps(at[first]), high_scale = wide < 0 ? lane_scales(at + i / 32 + 2, 3, lanes) : _mm512_set1_ps(at[second]);
+                UNROLL for (int r = 0; r < rows; r++) {
+                    const __m512i dots = _mm512_dpbusd_epi32(zero, values[0][r], low), others = _mm512_dpbusd_epi32(wide > 0 ? dots : zero, values[1][r], high);
+                    if (wide <= 0) sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), low_scale, sums[r][c]);
+                    sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(others), high_scale, sums[r][c]);
+                }
             }
         }
     }
     add_offsets(rows, columns, x_sums, offsets, groups, 1 / unit, sums);
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = _mm512_reduce_add_ps(sums[r][c]) * unit;
+    if (rows == 1 && columns == 4)
+        _mm_storeu_ps(y, _mm_mul_ps(sum_lanes(sums[0]), _mm_set1_ps(unit)));
+    else
+        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) y[r * ldy + c] = _mm512_reduce_add_ps(sums[r][c]) * unit;
 }
 
 INLINE VNNI void dot_int4(const int wide, const tn_levels *levels, const uint8_t *x, int64_t ldx, int64_t m, const float *sums, const uint8_t *w, int64_t ldw, const float *scales, const float *offsets, int64_t group, int64_t n, int64_t k, float *y, int64_t ldy) {
@@ -109,6 +131,8 @@ INLINE VNNI void dot_int4(const int wide, const tn_levels *levels, const uint8_t
         int64_t c = 0;
         if (rows == 4)
             for (; c + 2 <= n; c += 2) block_int4(wide, levels, 4, 2, from, ldx, totals, w + c * ldw / 2, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + c, ldy);
+        else
+            for (; c + 4 <= n; c += 4) block_int4(wide, levels, 1, 4, from, ldx, totals, w + c * ldw / 2, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + c, ldy);
         for (; c < n; c++)
             for (int64_t i = 0; i < rows; i++) block_int4(wide, levels, 1, 1, from + i * ldx, ldx, totals + i * groups, w + c * ldw / 2, ldw, scales + c * groups, tn_offsets_from(offsets, c * groups), group, k, to + i * ldy + c, ldy);
         r += rows;
@@ -225,8 +249,8 @@ INLINE BF16 __m512 load_fp8(const uint8_t *p) {
 UNPACK(tn_unpack_int8_avx512, load_int8)
 UNPACK(tn_unpack_fp8_avx512, load_fp8)
 
-/* One row reads one row of weights after the other; more rows use the registers for six by four results. */
-#define PRODUCT(name, target, block, left, right, result) \
+/* More rows than one use the registers for six by four results. alone: the columns of a block of one row. */
+#define PRODUCT(name, target, block, alone, left, right, result) \
     target void name(const left *x, int64_t ldx, int64_t m, const right *w, int64_t ldw, int64_t n, int64_t k, result *y, int64_t ldy) { \
         for (int64_t r = 0; r < m;) { \
             const left *from = x + r * ldx; \
@@ -237,6 +261,8 @@ UNPACK(tn_unpack_fp8_avx512, load_fp8)
                 for (; c + 4 <= n; c += 4) block(6, 4, from, ldx, w + c * ldw, ldw, k, to + c, ldy); \
             else if (rows == 2) \
                 for (; c + 8 <= n; c += 8) block(2, 8, from, ldx, w + c * ldw, ldw, k, to + c, ldy); \
+            else \
+                for (; c + alone <= n; c += alone) block(1, alone, from, ldx, w + c * ldw, ldw, k, to + c, ldy); \
             for (; c < n; c++) \
                 for (int64_t i = 0; i < rows; i++) block(1, 1, from + i * ldx, ldx, w + c * ldw, ldw, k, to + i * ldy + c, ldy); \
             r += rows; \
@@ -269,6 +295,6 @@ BF16 void tn_mix_bf16_avx512(const float *p, int64_t ldp, const float *keep, int
     }
 }
 
-PRODUCT(tn_dot_bf16_avx512, BF16, block_bf16, bf16, bf16, float)
-PRODUCT(tn_dot_int8_vnni, VNNI, block_int8, uint8_t, int8_t, int32_t)
+PRODUCT(tn_dot_bf16_avx512, BF16, block_bf16, 4, bf16, bf16, float)
+PRODUCT(tn_dot_int8_vnni, VNNI, block_int8, 1, uint8_t, int8_t, int32_t)
 #endif
