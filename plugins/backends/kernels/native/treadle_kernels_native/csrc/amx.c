@@ -34,6 +34,15 @@ AMX void tn_amx_end(void) { _tile_release(); }
         if (blocks > 2) _tile_stored(tile, panel + (at), 64); \
     }
 
+/* Two tiles of x into the first cache, before they are read: a tile waits for each of its lines. What lies behind
+ * the last words is what the next blocks begin with. */
+#define AHEAD 32
+#define PREFETCH_BLOCKS(at) \
+    for (int64_t r = 0; r < 16; r++) { \
+        __builtin_prefetch((at) + r * 16, 0, 3); \
+        __builtin_prefetch((at) + (words + r) * 16, 0, 3); \
+    }
+
 /* Tiles 0 to 3 are results: 32 features for two blocks of sixteen rows, of words [from, to) of each row. What
  * earlier words made is in the result already. What the next panel needs is asked for by and by: where few blocks
  * read it, the machine does so better itself. */
@@ -56,6 +65,7 @@ AMX void tn_amx_end(void) { _tile_release(); }
         } \
         for (int64_t i = from; i < to; i += 16) { \
             for (int64_t r = first; next != NULL && r < last; r++) __builtin_prefetch(next + r * stride + (i - from) * 4, 0, 2); \
+            if (blocks > 2) PREFETCH_BLOCKS(i + AHEAD < to ? left + (i + AHEAD) * 16 : left + (32 * words) + (i + AHEAD - to + from) * 16) \
             _tile_loadd(6, left + i * 16, 64); \
             LOAD(4, upper, (i - from) * 32) \
             multiply(0, 4, 6); \

@@ -57,18 +57,18 @@ TARGET static void turn_values(const tn_model *model, const parts *p, const bf16
     const int64_t d = model->head_size, stride = model->kv_heads * d, size = model->page_size;
     const int64_t until = (end - base + 31) / 32 * 32;
     for (int64_t key = 0; key < until; key += 32) { /* sixteen pairs */
+        const bf16 *rows[32];
+        for (int64_t j = 0; j < 32; j++) {
+            const int64_t at = base + key + j;
+            rows[j] = at < begin || at >= end ? NULL : values + ((int64_t)pages[at / size] * size + at % size) * stride + kv_head * d;
+        }
         for (int64_t i = 0; i < d; i += 16) {
             __m512i pairs[16];
             for (int64_t j = 0; j < 16; j++) {
-                __m512i pair = _mm512_setzero_si512();
-                for (int64_t odd = 0; odd < 2; odd++) {
-                    const int64_t at = base + key + 2 * j + odd;
-                    if (at < begin || at >= end) continue;
-                    const bf16 *row = values + ((int64_t)pages[at / size] * size + at % size) * stride + kv_head * d + i;
-                    const __m512i half = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)row));
-                    pair = _mm512_or_si512(pair, odd ? _mm512_slli_epi32(half, 16) : half);
-                }
-                pairs[j] = pair;
+                const bf16 *even = rows[2 * j], *odd = rows[2 * j + 1];
+                const __m512i low = even == NULL ? _mm512_setzero_si512() : _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(even + i)));
+                const __m512i high = odd == NULL ? _mm512_setzero_si512() : _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(odd + i)));
+                pairs[j] = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
             }
             tn_transpose16((const float *)pairs, 16, (float *)(p->values + i * (KEYS / 2) + key / 2), KEYS / 2, 0);
         }

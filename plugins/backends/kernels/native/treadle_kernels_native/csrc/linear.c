@@ -11,6 +11,7 @@
 #define PIECE_ROWS 256 /* at most; engine.c makes room for so many results a token */
 #define MANY 64        /* rows of x from which on tiles gain by large pieces */
 #define ROW_BLOCK 48   /* rows of x whose results a piece collects at a time */
+#define UNPACKED 32    /* rows of a weight that are unpacked at a time, except for tiles */
 
 static int is_tiled(const tn_operand *x) { return x->kind == TN_TILES_BF16 || x->kind == TN_TILES_UINT8; }
 
@@ -92,15 +93,15 @@ static tn_linear unpacked(const tn_engine *engine, int thread, const tn_linear *
 /* Some times 32 rows of the weight at a time; results come transposed, [panel][block][32][16]. */
 static void tiled_piece(tn_engine *engine, int thread, const tn_linear *linear, const tn_operand *x, int64_t m, int64_t n0, int64_t width, float *y, int64_t ldy, int add) {
     float *result = engine->thread[thread].columns;
-    const int64_t blocks = (m + 15) / 16, most = tn_is_unpacked(linear, x) ? 1 : TN_PANELS;
+    const int64_t blocks = (m + 15) / 16, most = tn_is_unpacked(linear, x) ? TN_UNPACKED / 32 : TN_PANELS;
     for (int64_t done = 0, panels; done < width; done += 32 * panels) {
         panels = (width - done) / 32 < most ? (width - done) / 32 : most;
         if (panels == 0) panels = 1;
         /* The last tile may begin early, and only its new columns are kept. */
         const int64_t begin = n0 + done + 32 * panels <= linear->n ? n0 + done : linear->n - 32, skip = n0 + done - begin;
         if (tn_is_unpacked(linear, x)) {
-            const tn_linear part = unpacked(engine, thread, linear, begin, 32);
-            tn_amx_product(&part, 0, 1, x, blocks, engine->thread[thread].panel, result);
+            const tn_linear part = unpacked(engine, thread, linear, begin, 32 * panels);
+            tn_amx_product(&part, 0, panels, x, blocks, engine->thread[thread].panel, result);
         } else
             tn_amx_product(linear, begin, panels, x, blocks, engine->thread[thread].panel, result);
         for (int64_t r = 0; r < m; r += 16)
@@ -150,8 +151,8 @@ void tn_linear_run(tn_engine *engine, int thread, const tn_linear *linear, const
             rows_piece(engine, thread, linear, x, m, n0, width, y + n0, ldy, add);
             continue;
         }
-        for (int64_t done = 0; done < width; done += TN_UNPACKED) {
-            const int64_t count = width - done < TN_UNPACKED ? width - done : TN_UNPACKED;
+        for (int64_t done = 0; done < width; done += UNPACKED) {
+            const int64_t count = width - done < UNPACKED ? width - done : UNPACKED;
             const tn_linear part = unpacked(engine, thread, linear, n0 + done, count);
             rows_piece(engine, thread, &part, x, m, 0, count, y + n0 + done, ldy, add);
         }
