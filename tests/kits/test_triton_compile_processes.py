@@ -4,7 +4,6 @@ done where one fails, hangs, or loses its parent."""
 from __future__ import annotations
 
 import ast
-import contextlib
 import ctypes
 import json
 import os
