@@ -97,8 +97,10 @@ def _serve_engine(
             runner.get_loop().set_default_executor(threads)
             runner.run(_serve(build, server, bound, guard, witness, threads))
     finally:
-        if (concurrency := sys.modules.get("litestar.concurrency")) is not None:
-            concurrency.set_asyncio_executor(None)
+        # It has no functions yet where the engine failed while a thread was importing it.
+        concurrency = sys.modules.get("litestar.concurrency")
+        if (forget := getattr(concurrency, "set_asyncio_executor", None)) is not None:
+            forget(None)
         bound.close()
         if server.uds is not None:
             with contextlib.suppress(OSError):

@@ -6,9 +6,11 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 
 import httpx
 import pytest
@@ -16,7 +18,7 @@ from scripted import ScriptedEngine
 from serving import events, serving, until
 
 from treadle.api.stats import EngineStats
-from treadle.errors import EngineDeadError
+from treadle.errors import ConfigError, EngineDeadError
 from treadle_server.config import server_from_options
 from treadle_server.run import serve_engine
 
@@ -170,3 +172,16 @@ def test_a_drain_that_cuts_requests_off_ends_with_an_error(
     assert exc_info.value.code == 1
     assert "1 requests were cut off" in caplog.text
     assert "server_stopped" in "".join(streamed)
+
+
+def test_an_engine_that_fails_while_the_application_is_imported_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As a thread leaves it there that is still importing it.
+    monkeypatch.setitem(sys.modules, "litestar.concurrency", ModuleType("litestar.concurrency"))
+
+    def build() -> ScriptedEngine:
+        raise ConfigError("the model has too many layers")
+
+    with pytest.raises(ConfigError, match="too many layers"):
+        serve_engine(build, server_from_options({"port": 0}))
