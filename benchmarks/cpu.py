@@ -137,7 +137,7 @@ def show(rows: Mapping[str, list[Row]]) -> None:
             if name not in row
             else f"{row[name]:.2f} |"
             if name in ("others' cores", "GB resident")
-            else f"{row[name]:,.{int(row[name] < 100)}f} ({row[name] / first[name]:.2f}) |"
+            else f"{row[name]:,.{1 if row[name] < 100 else 0}f} ({row[name] / first[name]:.2f}) |"
             for name in names
         )
         print(f"| {setting} |", *cells)

@@ -97,7 +97,7 @@ def _serve_engine(
             runner.get_loop().set_default_executor(threads)
             runner.run(_serve(build, server, bound, guard, witness, threads))
     finally:
-        # It has no functions yet where the engine failed while a thread was importing it.
+        # The module has no functions yet where the engine failed while a thread was importing it.
         concurrency = sys.modules.get("litestar.concurrency")
         if (forget := getattr(concurrency, "set_asyncio_executor", None)) is not None:
             forget(None)

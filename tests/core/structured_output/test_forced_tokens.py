@@ -79,7 +79,7 @@ def run(
     for number, params in enumerate(requests):
         driven.add(str(number), **{"seed": number} | params)
     # All grammars are ready before the first step: which requests run together depends on no thread.
-    wait([future for _, future in driven.core._waiting_for_grammar.values()])
+    wait([future for _, future in driven.core._waiting_for_grammar.values()], timeout=60)
     for number in range(len(requests)):
         driven.until(str(number))
     while driven.core.has_work:

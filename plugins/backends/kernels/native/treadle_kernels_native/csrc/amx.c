@@ -34,7 +34,7 @@ AMX void tn_amx_end(void) { _tile_release(); }
         if (blocks > 2) _tile_stored(tile, panel + (at), 64); \
     }
 
-/* Two tiles of x into the first cache, before they are read: a tile waits for each of its lines. What lies behind
+/* Two tiles of x into the L1 cache, before they are read: a tile waits for each of its lines. What lies behind
  * the last words is what the next blocks begin with. */
 #define AHEAD 32
 #define PREFETCH_BLOCKS(at) \

@@ -127,8 +127,8 @@ typedef struct {
 #define TN_KEY_BLOCK 64
 #define TN_QUERIES 48 /* queries of one KV head that attention takes together */
 #define TN_TILED_QUERIES 256 /* in tiles */
-#define TN_UNPACKED 128 /* rows of a weight that are unpacked at a time for tiles */
-#define TN_PART 128 /* words of each of 32 rows of a weight, which stay in a third of the first cache: activations pass through the rest */
+#define TN_UNPACKED 128 /* rows of a weight that are unpacked at a time, at most */
+#define TN_PART 128 /* words of each of 32 rows of a weight, which stay in a third of the L1 cache: activations pass through the rest */
 #define TN_PANELS 8 /* of 32 rows of a weight, whose results a thread has room for */
 
 typedef struct {

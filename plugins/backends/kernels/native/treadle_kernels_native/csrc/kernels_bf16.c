@@ -88,7 +88,7 @@ INLINE VNNI void block_int4(const int wide, const tn_levels *levels, const int r
     const __m512i upper = _mm512_set1_epi8((char)0xf0), lower = _mm512_set1_epi8(15), zero = _mm512_setzero_si512(), lanes = group_lanes(group);
     const __m512i table = levels == NULL ? zero : _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)levels->multiples));
     const float unit = levels == NULL ? 1.0f / 16 : levels->unit;
-    const int together = rows == 1 ? 1 : columns;
+    const int together = rows == 1 ? 1 : columns; /* as in block_bf16 */
     __m512 sums[4][4];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < columns; c++) sums[r][c] = _mm512_setzero_ps();
     UNROLL for (int begin = 0; begin < columns; begin += together) {

@@ -11,7 +11,7 @@
 #define PIECE_ROWS 256 /* at most; engine.c makes room for so many results a token */
 #define MANY 64        /* rows of x from which on tiles gain by large pieces */
 #define ROW_BLOCK 48   /* rows of x whose results a piece collects at a time */
-#define UNPACKED 32    /* rows of a weight that are unpacked at a time, except for tiles */
+#define FEW_ROWS 32    /* rows of a weight that are unpacked at a time where rows of x are multiplied, not tiles */
 
 static int is_tiled(const tn_operand *x) { return x->kind == TN_TILES_BF16 || x->kind == TN_TILES_UINT8; }
 
@@ -151,8 +151,8 @@ void tn_linear_run(tn_engine *engine, int thread, const tn_linear *linear, const
             rows_piece(engine, thread, linear, x, m, n0, width, y + n0, ldy, add);
             continue;
         }
-        for (int64_t done = 0; done < width; done += UNPACKED) {
-            const int64_t count = width - done < UNPACKED ? width - done : UNPACKED;
+        for (int64_t done = 0; done < width; done += FEW_ROWS) {
+            const int64_t count = width - done < FEW_ROWS ? width - done : FEW_ROWS;
             const tn_linear part = unpacked(engine, thread, linear, n0 + done, count);
             rows_piece(engine, thread, &part, x, m, 0, count, y + n0 + done, ldy, add);
         }
