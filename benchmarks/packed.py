@@ -5,8 +5,9 @@
     python benchmarks/packed.py [FORMAT …]
 
 Each time, in microseconds, is the median over replays of a CUDA graph that goes through enough weights to keep
-them out of L2; what is compared takes turns. The kernel is timed with its tile at each number of rows, then
-unpacking and cuBLAS, then cuBLAS in bfloat16. The rules to change are in ``treadle_kernels_triton.packed.tiles``.
+them out of L2; what is compared takes turns: cuBLAS in bfloat16, Triton's kernel with its tile at each number of rows,
+Hopper's where it serves, and unpacking with cuBLAS. The rules to change are in ``treadle_kernels_triton.packed.tiles`` and
+``hopper.packed_product``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from quantized import CACHE_BYTES, SHAPES, Run, microseconds, words
 from torch import Tensor
+from treadle_kernels_triton.hopper import packed_product
 from treadle_kernels_triton.int4.linear import num_sms
 from treadle_kernels_triton.packed import kernel
 from treadle_kernels_triton.packed.tiles import tile_of
@@ -25,7 +27,7 @@ from treadle_kernels_triton.packed.unpack import unpack
 
 from treadle_layers_kit.packed_layout import E2M1, FP8, INT8, WHOLE, Levels
 
-ROWS = (1, 16, 32, 64, 128, 256)
+ROWS = (1, 16, 32, 64, 128, 256, 1024)
 HALF, FLOAT, BYTE, SMALL = torch.float16, torch.float32, torch.uint8, torch.float8_e4m3fn
 Format = tuple[Levels, int, int, torch.dtype | None, bool]
 FORMATS: dict[str, Format] = {  # levels, group, run, type of the scales, offsets
@@ -72,9 +74,15 @@ def times(name: str, rows: int, depth: int, columns: int) -> dict[str, float]:
     calls: dict[str, list[Run]] = {"bfloat16": [partial(F.linear, x, w) for w in full]}
     scales, offsets = tensors[1:3]
     folds = kernel.folds(scales, offsets, levels, x.dtype)
-    tile = tile_of(rows, folds=folds)
-    arguments = levels, group, tile, counters, num_sms(x.device)
-    calls["kernel"] = [partial(kernel.multiply, x, *w, *arguments) for w in packed]
+    tile, sms = tile_of(rows, folds=folds), num_sms(x.device)
+    if rows <= 256:
+        arguments = levels, group, tile, counters, sms
+        calls["kernel"] = [partial(kernel.multiply, x, *w, *arguments) for w in packed]
+    scale_type = None if scales is None else scales.dtype
+    block_m = packed_product.choose_block_m(rows, depth, columns, levels, scale_type)
+    if block_m and packed_product.supports(torch.cuda.get_device_capability(), columns, group):
+        arguments = levels, group, block_m, counters, sms
+        calls["Gluon"] = [partial(packed_product.multiply, x, *w, *arguments) for w in packed]
     if rows >= 64:
         unpacked = partial(unpack, in_features=depth, group=group, dtype=x.dtype)
         calls["unpacked"] = [

@@ -8,7 +8,7 @@ Each time is the median over replays of a CUDA graph that goes through enough we
 of L2; what is compared takes turns, so that the device's clock is the same for all. The first column is
 the operation ``int4_linear`` of ``treadle-kernels-triton``, as a model has it; then Triton's kernel and, on
 Hopper, the one written in Gluon, with a tile of theirs whether or not it would be chosen. The rules to
-change are in ``treadle_kernels_triton.int4.tiles``. With ``--sweep``, every tile of a list is timed for every shape.
+change are in ``treadle_kernels_triton.int4.tiles`` and ``hopper.packed_product``. With ``--sweep``, every tile of a list is timed for every shape.
 """
 
 from __future__ import annotations
@@ -22,16 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from treadle_kernels_triton import treadle_kernel_op
-from treadle_kernels_triton.int4 import hopper, kernel
+from treadle_kernels_triton.hopper import packed_product
+from treadle_kernels_triton.int4 import kernel
 from treadle_kernels_triton.int4.linear import num_sms
-from treadle_kernels_triton.int4.tiles import (
-    HOPPER_TILES,
-    LARGE_M_TILE,
-    HopperTile,
-    Tile,
-    choose_hopper_tile,
-    choose_tile,
-)
+from treadle_kernels_triton.int4.tiles import LARGE_M_TILE, Tile, choose_tile
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.types import KernelOffer, KernelRequest
@@ -103,10 +97,11 @@ def operation(depth: int, columns: int) -> Callable[..., Tensor]:
     return offer.load()
 
 
-def with_tile(x: Tensor, weight: PackedInt4, tile: Tile | HopperTile, tile_counters: Tensor) -> Run:
+def with_tile(x: Tensor, weight: PackedInt4, tile: Tile | int, tile_counters: Tensor) -> Run:
     arguments = (x, weight.codes, weight.scales, GROUP)
-    if isinstance(tile, HopperTile):
-        return partial(hopper.multiply, *arguments, tile, tile_counters, num_sms(x.device))
+    if isinstance(tile, int):
+        multiply = packed_product.multiply_int4
+        return partial(multiply, *arguments, tile, tile_counters, num_sms(x.device))
     return partial(kernel.multiply, *arguments, tile, tile_counters, num_sms(x.device))
 
 
@@ -128,16 +123,10 @@ def row(rows: int, depth: int, columns: int) -> dict[str, float]:
             "Triton",
             with_tile(x, weight, choose_tile(rows, columns) or LARGE_M_TILE, tile_counters),
         )
-        if hopper.supports(torch.cuda.get_device_capability(), columns, GROUP):
-            add(
-                "Gluon",
-                with_tile(
-                    x,
-                    weight,
-                    choose_hopper_tile(rows, depth, columns) or HOPPER_TILES[0],
-                    tile_counters,
-                ),
-            )
+        if packed_product.supports(torch.cuda.get_device_capability(), columns, GROUP):
+            levels = packed_product.biased_levels(x.dtype)
+            block_m = packed_product.choose_block_m(rows, depth, columns, levels, torch.int32)
+            add("Gluon", with_tile(x, weight, block_m or packed_product.BLOCKS[0], tile_counters))
         add("unpacked", lambda g=arguments: F.linear(x, kernel.unpack(*g, x.dtype)))
     for _ in range(max(2, CACHE_BYTES // (2 * depth * columns))):
         dense = torch.randn(columns, depth, device="cuda", dtype=torch.bfloat16)
@@ -148,21 +137,20 @@ def row(rows: int, depth: int, columns: int) -> dict[str, float]:
 def sweep() -> None:
     """The best tiles of a list."""
     tile_counters = torch.zeros(4096, dtype=torch.int32, device="cuda")
-    own_tiles: tuple[Tile | HopperTile, ...] = TILES
-    if hopper.supports(torch.cuda.get_device_capability(), 128, GROUP):
-        own_tiles += HOPPER_TILES
+    own_tiles: tuple[Tile | int, ...] = TILES
+    if packed_product.supports(torch.cuda.get_device_capability(), 128, GROUP):
+        own_tiles += packed_product.BLOCKS
     for depth, columns in SHAPES:
         weights = [
             packed(depth, columns) for _ in range(max(2, CACHE_BYTES // (depth * columns // 2)))
         ]
         for rows in ROWS:
             x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
-            results: list[tuple[float, Tile | HopperTile]] = []
+            results: list[tuple[float, Tile | int]] = []
             for tile in own_tiles:
-                is_candidate = (
-                    rows <= tile.block_m < 2 * max(rows, 8) or tile.block_m == 64 <= rows <= 256
-                )
-                if is_candidate or (isinstance(tile, HopperTile) and rows >= tile.block_m):
+                block_m = tile if isinstance(tile, int) else tile.block_m
+                is_candidate = rows <= block_m < 2 * max(rows, 8) or block_m == 64 <= rows <= 256
+                if is_candidate or (isinstance(tile, int) and rows >= block_m):
                     calls = [with_tile(x, weight, tile, tile_counters) for weight in weights]
                     results.append((microseconds({"": calls})[""], tile))
             results.sort(key=lambda pair: pair[0])

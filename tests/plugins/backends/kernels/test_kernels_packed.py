@@ -6,6 +6,7 @@ Triton reads TRITON_INTERPRET when a kernel is defined, so kernels run in proces
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from treadle_layers_kit.packed_layout import (
 
 pytest.importorskip("triton")
 
+NUM_CASES = sum(1 for _ in cases("cpu", 2, 128))
 CARD = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 EQUAL = """
     import torch
@@ -81,7 +83,7 @@ EQUAL = """
     cpu, self_check.OUT_FEATURES, self_check.IN_FEATURES = torch.device("cpu"), 32, 64
     assert check_kernels(8, torch.bfloat16, cpu)
     multiply = kernel.multiply
-    kernel.multiply = lambda *given: 1.1 * multiply(*given)
+    kernel.multiply = lambda *given, **named: 1.1 * multiply(*given, **named)
     assert not check_kernels(4, torch.bfloat16, cpu), "results that are wrong are noticed"
 """
 
@@ -183,22 +185,23 @@ def test_tiles_fit_their_rows() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(CARD is None or CARD < (8, 9), reason="needs a CUDA device that knows FP8")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_kernels_equal_the_plain_product(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("index", range(NUM_CASES))
+def test_kernels_equal_the_plain_product(index: int, dtype: torch.dtype) -> None:
     from treadle_kernels_triton.packed.linear import PackedLinear
 
     limit = 8e-3 if dtype is torch.bfloat16 else 1e-3
-    for weight, group in cases("cuda", 328, 1280):
-        op = PackedLinear(dtype)
-        dense = unpack(*weight, 1280, group)
-        for rows in (1, 12, 30, 50, 100, 261):
-            x = torch.randn(rows, 1280, device="cuda").to(dtype)
-            want = F.linear(x.float(), dense)
-            y = op(x, *weight, 1280, group)
-            error = float((y.float() - want).norm() / want.norm())
-            assert error < limit, (rows, weight[4], group, error)
-        assert torch.equal(op(x, *weight, 1280, group), y), "every run has the same numbers"
-        other = packed_linear(x.float(), *weight, 1280, group)
-        assert torch.allclose(op(x.float(), *weight, 1280, group), other)
+    weight, group = next(islice(cases("cuda", 328, 1280), index, None))
+    op = PackedLinear(dtype)
+    dense = unpack(*weight, 1280, group)
+    for rows in (1, 12, 30, 50, 100, 261):
+        x = torch.randn(rows, 1280, device="cuda").to(dtype)
+        want = F.linear(x.float(), dense)
+        y = op(x, *weight, 1280, group)
+        error = float((y.float() - want).norm() / want.norm())
+        assert error < limit, (rows, weight[4], group, error)
+    assert torch.equal(op(x, *weight, 1280, group), y), "every run has the same numbers"
+    other = packed_linear(x.float(), *weight, 1280, group)
+    assert torch.allclose(op(x.float(), *weight, 1280, group), other)
 
 
 @pytest.mark.gpu
@@ -219,19 +222,20 @@ def test_kernels_reorder_experts() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(CARD is None or CARD < (8, 9), reason="needs a CUDA device that knows FP8")
-def test_kernels_of_experts_equal_the_plain_product() -> None:
+@pytest.mark.parametrize("index", range(NUM_CASES))
+def test_kernels_of_experts_equal_the_plain_product(index: int) -> None:
     from treadle_kernels_triton.packed.experts import PackedExperts as Operation
 
-    for weight, group in cases("cuda", 328, 640):
-        stacked: list[Any] = [None if t is None else torch.stack([t] * 9) for t in weight[:4]]
-        stacked[3] = torch.arange(1, 10, device="cuda").float()[:, None].repeat(1, 328)
-        op = Operation(torch.bfloat16)
-        for tokens in (1, 40, 700):
-            ids = torch.rand(tokens, 8, device="cuda").topk(3).indices
-            for x in torch.randn(tokens, 640), torch.randn(3 * tokens, 640):
-                x = x.cuda().bfloat16()
-                arguments: tuple[Any, ...] = (ids, *stacked, weight[4], 640, group)
-                y = op(x, *arguments).float()
-                want = packed_experts(x.float(), *arguments)
-                error = float((y - want).norm() / want.norm())
-                assert error < 8e-3, (tokens, len(x), weight[4], group, error)
+    weight, group = next(islice(cases("cuda", 328, 640), index, None))
+    stacked: list[Any] = [None if t is None else torch.stack([t] * 9) for t in weight[:4]]
+    stacked[3] = torch.arange(1, 10, device="cuda").float()[:, None].repeat(1, 328)
+    op = Operation(torch.bfloat16)
+    for tokens in (1, 40, 700):
+        ids = torch.rand(tokens, 8, device="cuda").topk(3).indices
+        for x in torch.randn(tokens, 640), torch.randn(3 * tokens, 640):
+            x = x.cuda().bfloat16()
+            arguments: tuple[Any, ...] = (ids, *stacked, weight[4], 640, group)
+            y = op(x, *arguments).float()
+            want = packed_experts(x.float(), *arguments)
+            error = float((y - want).norm() / want.norm())
+            assert error < 8e-3, (tokens, len(x), weight[4], group, error)

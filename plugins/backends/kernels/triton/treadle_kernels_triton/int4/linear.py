@@ -10,10 +10,11 @@ from torch import Tensor
 
 from treadle.api.types import KernelRequest
 from treadle_kernels_triton.gated_product import GatedProduct
-from treadle_kernels_triton.int4 import hopper, kernel
+from treadle_kernels_triton.hopper import packed_product
+from treadle_kernels_triton.int4 import kernel
 from treadle_kernels_triton.int4.self_check import kernel_works
 from treadle_kernels_triton.int4.tile_counters import TileCounters
-from treadle_kernels_triton.int4.tiles import choose_hopper_tile, choose_tile
+from treadle_kernels_triton.int4.tiles import choose_tile
 from treadle_layers_kit.int4_layout import CHUNK, RUN, unpack
 
 __all__ = ("Int4Linear", "load")
@@ -72,10 +73,13 @@ class Int4Linear:
             return None
         num_rows, out_features = len(x), codes.shape[1]
         if self.use_hopper:
-            hopper_tile = choose_hopper_tile(num_rows, x.shape[1], out_features)
-            if hopper_tile is not None:
-                return hopper.multiply(
-                    x, codes, scales_and_zeros, group_size, hopper_tile, tile_counters, num_sms(x.device)
+            levels = packed_product.biased_levels(x.dtype)
+            block_m = packed_product.choose_block_m(
+                num_rows, x.shape[1], out_features, levels, scales_and_zeros.dtype
+            )
+            if block_m is not None:
+                return packed_product.multiply_int4(
+                    x, codes, scales_and_zeros, group_size, block_m, tile_counters, num_sms(x.device)
                 )  # fmt: skip
         tile = choose_tile(num_rows, out_features)
         if tile is None or not self.use_small_m:
@@ -99,10 +103,10 @@ def load(op: str, request: KernelRequest) -> Int4Linear | GatedProduct:
     """With those kernels that work here, of those that this shape needs."""
     dtype = getattr(torch, request.dtype)
     out_features, group_size = request.shape["out_features"], request.shape["group"]
-    use_hopper = hopper.supports(
-        request.device.capability, out_features, group_size
-    ) and kernel_works("hopper", dtype)
     check_group = RUN if group_size % CHUNK else CHUNK
+    use_hopper = packed_product.supports(
+        request.device.capability, out_features, group_size
+    ) and kernel_works("hopper", dtype, check_group)
     # What Hopper's kernel takes is left to nobody else.
     use_small_m = kernel_works("triton with hopper" if use_hopper else "triton", dtype, check_group)
     product = Int4Linear(

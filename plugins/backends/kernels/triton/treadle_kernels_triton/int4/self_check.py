@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle_kernels_triton.int4 import hopper, kernel
-from treadle_kernels_triton.int4.tiles import HOPPER_TILES, choose_tile
+from treadle_kernels_triton.hopper import packed_product
+from treadle_kernels_triton.int4 import kernel
+from treadle_kernels_triton.int4.tiles import choose_tile
 from treadle_layers_kit.int4_layout import CHUNK, pack_codes, pack_steps
 from treadle_triton_kit.self_check import checked_once, self_check
 
@@ -81,10 +82,11 @@ def _products(
         "tile_counters": tile_counters,
     }
     if path == "hopper":
-        for hopper_tile in HOPPER_TILES:
+        for block_m in packed_product.BLOCKS:
             for num_sms in (1, max_sms):
-                product = partial(hopper.multiply, **arguments, tile=hopper_tile, num_sms=num_sms)
-                yield 2 * hopper_tile.block_m - 5, product
+                multiply = packed_product.multiply_int4
+                product = partial(multiply, **arguments, block_m=block_m, num_sms=num_sms)
+                yield 2 * block_m - 5, product
         return
     for rows in SMALL_M_ROWS if path == "triton with hopper" else (*SMALL_M_ROWS, *LARGE_M_ROWS):
         tile = choose_tile(rows, OUT_FEATURES)

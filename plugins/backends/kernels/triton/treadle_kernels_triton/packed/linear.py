@@ -12,10 +12,11 @@ from torch import Tensor
 
 from treadle.api.types import KernelRequest
 from treadle_kernels_triton.gated_product import GatedProduct
+from treadle_kernels_triton.hopper import packed_product
 from treadle_kernels_triton.int4.linear import NUM_TILE_COUNTERS, num_sms
 from treadle_kernels_triton.int4.tile_counters import TileCounters
 from treadle_kernels_triton.packed import kernel
-from treadle_kernels_triton.packed.self_check import check_kernels
+from treadle_kernels_triton.packed.self_check import check_hopper_kernel, check_kernels
 from treadle_kernels_triton.packed.tiles import choose_packed_tile
 from treadle_kernels_triton.packed.unpack import unpack
 from treadle_layers_kit import packed_layout
@@ -28,13 +29,15 @@ __all__ = ("PackedLinear", "load", "works")
 log = logging.getLogger(__name__)
 
 FAILED = "no kernel multiplies by weights of %d bits here (%%s): torch unpacks them"
+FAILED_ON_HOPPER = "no kernel of Hopper's for weights of %d bits here (%%s): Triton's serves them"
 
 
 class PackedLinear:
     """For weights of one shape, on one stream at a time: products count in the same tile counters."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: torch.dtype, *, use_hopper: bool = False) -> None:
+        """``dtype``: of the activations that the kernels were tried with; ``use_hopper``: whether Hopper's may be used."""
+        self.dtype, self.use_hopper = dtype, use_hopper
         self.tile_counters = TileCounters(NUM_TILE_COUNTERS)
 
     def __call__(self, x: Tensor, *weight: Any) -> Tensor:
@@ -58,16 +61,30 @@ class PackedLinear:
             return None
         rows = x.reshape(-1, inputs)
         counters = self.tile_counters.for_device(x.device)
-        folds = kernel.folds(scales, offsets, levels, x.dtype)
-        has_scales, has_offsets = scales is not None, offsets is not None
-        tile = choose_packed_tile(
-            len(rows), levels, has_offsets=has_offsets, folds=folds, has_scales=has_scales
-        )
-        if tile is None or counters is None:
+        if not len(rows) or counters is None:
             return None
-        weight = (codes, scales, offsets, factors, levels)
+        weight = (codes, scales, offsets, factors, levels, group)
+        sms, scale_type = num_sms(x.device), None if scales is None else scales.dtype
+        block_m = None
+        if self.use_hopper:
+            block_m = packed_product.choose_block_m(
+                len(rows), inputs, codes.shape[1], levels, scale_type
+            )
+        if block_m is not None:
+            y = packed_product.multiply(rows, *weight, block_m, counters, sms)
+            return y.view(*x.shape[:-1], y.shape[1])
+        folds = kernel.folds(scales, offsets, levels, x.dtype)
+        tile = choose_packed_tile(
+            len(rows),
+            levels,
+            has_offsets=offsets is not None,
+            folds=folds,
+            has_scales=scales is not None,
+        )
+        if tile is None:
+            return None
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
-        y = kernel.multiply(rows, *weight, group, tile, counters, num_sms(x.device))
+        y = kernel.multiply(rows, *weight, tile, counters, sms)
         return y.view(*x.shape[:-1], y.shape[1])
 
     def unpack(self, x: Tensor, *weight: Any) -> Tensor:
@@ -84,11 +101,24 @@ def works(bits: int, dtype: torch.dtype) -> bool:
     return self_check(lambda: check_kernels(bits, dtype, device), log, FAILED % bits)
 
 
+@checked_once
+def works_on_hopper(bits: int, dtype: torch.dtype) -> bool:
+    """The same of Hopper's kernel."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    return self_check(
+        lambda: check_hopper_kernel(bits, dtype, device), log, FAILED_ON_HOPPER % bits
+    )
+
+
 def load(op: str, request: KernelRequest) -> Callable[..., Tensor]:
     """The kernels if they work here, else the operation in plain torch."""
     dtype = getattr(torch, request.dtype)
-    if not works(request.shape["bits"], dtype):
+    bits, out_features, group = (request.shape[name] for name in ("bits", "out_features", "group"))
+    if not works(bits, dtype):
         return next(declared.reference for declared in PACKED_OPS if declared.name == op)
-    product = PackedLinear(dtype)
+    use_hopper = packed_product.supports(
+        request.device.capability, out_features, group
+    ) and works_on_hopper(bits, dtype)
+    product = PackedLinear(dtype, use_hopper=use_hopper)
     is_gated = op == "packed_linear_silu_and_mul"
     return GatedProduct.load(product, request) if is_gated else product

@@ -23,6 +23,8 @@ from treadle_layers_kit.packed_layout import FP8, Levels
 __all__ = ("assembly", "folded_power")
 
 PERMUTE = "prmt.b32"
+BASES = {torch.bfloat16: 128.0, torch.float16: 1024.0}
+"""Below the bits of such a number a code adds its value."""
 
 
 def sixteen_bits(levels: tuple[float, ...], dtype: torch.dtype) -> list[int]:
@@ -42,7 +44,8 @@ def assembly(levels: Levels, dtype: torch.dtype, fold: bool = False) -> str:
     if isinstance(levels, str):
         lines = (_floats if levels == FP8 else _integers)(dtype is torch.bfloat16)
         return "{ .reg .b32 w, a, b, c; " + " ".join(lines) + " }"
-    if levels == tuple(levels[0] + code for code in range(16)) and -levels[0] in range(17):
+    counts_up = levels == tuple(levels[0] + code for code in range(16))
+    if counts_up and (-levels[0] in range(17) or levels[0] == BASES[dtype]):
         return "{ .reg .b32 a, b, c; " + " ".join(_counted(levels[0], dtype)) + " }"
     return _lookup(levels, dtype)
 
@@ -79,7 +82,7 @@ def _scaled_e2m1(is_bf16: bool) -> list[str]:
 
 def _counted(first: float, dtype: torch.dtype) -> list[str]:
     """From two words in ``$4`` what ``_lookup`` makes of levels that count up from ``first``."""
-    base = 128 if dtype is torch.bfloat16 else 1024
+    base = BASES[dtype]
     under, less = (0x00010001 * n for n in sixteen_bits((base, first - base), dtype))
     lines = [f"mov.b32 c, 0x{less:08x};"]
     if dtype is torch.bfloat16:  # which can only be multiplied and added before capability 9
@@ -87,7 +90,10 @@ def _counted(first: float, dtype: torch.dtype) -> list[str]:
     for place in range(4):
         if place:
             lines.append(f"shr.b32 a, $4, {4 * place};")
-        lines.append(f"lop3.b32 a, {'a' if place else '$4'}, 0x000f000f, 0x{under:08x}, 0xea;")
+        source, to = "a" if place else "$4", f"${place}" if first == base else "a"
+        lines.append(f"lop3.b32 {to}, {source}, 0x000f000f, 0x{under:08x}, 0xea;")
+        if first == base:
+            continue
         is_bf16 = dtype is torch.bfloat16
         lines.append(
             f"fma.rn.bf16x2 ${place}, a, b, c;" if is_bf16 else f"add.rn.f16x2 ${place}, a, c;"
