@@ -193,6 +193,7 @@ def _speeds(weights: str, method: str, workload: str) -> str:
         f"{run['tokens_per_second'][workload]:,} ({card})"
         for card, run in _quantized_runs()
         if [weights, method] in run.get("perplexity_rows", ())
+        and workload in run["tokens_per_second"]
     )
 
 
