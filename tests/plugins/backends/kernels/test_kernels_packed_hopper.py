@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from itertools import islice
 from types import SimpleNamespace
@@ -214,7 +215,14 @@ def compile_kernel(
     }  # fmt: skip
     step_bytes = made_for.steps * sum(t.itemsize for t in weight[1:3] if t is not None)
     slots = packed_product.num_slots(block_m, 16 // made_for.places, step_bytes)
-    constants = {"FORMAT": made_for, "BLOCK_M": block_m, "NUM_SLOTS": slots}
+    fields = (
+        "ASM", "PLACES", "RUN", "GROUP", "SCALE_KIND", "OFFSET_KIND", "HAS_FACTORS", "POWER"
+    )  # fmt: skip
+    constants = {
+        **dict(zip(fields, dataclasses.astuple(made_for), strict=True)),
+        "BLOCK_M": block_m,
+        "NUM_SLOTS": slots,
+    }
     aligned = ("factors", "out", "partials", "tile_counters", "N")
     options = {"num_warps": packed_kernel.WARPS, "maxnreg": packed_kernel.REGISTERS}
     # Two steps for each 16 bytes are more than registers hold; no format has them.

@@ -19,7 +19,7 @@ from triton.experimental.gluon import language as gl
 
 from treadle_kernels_triton.hopper.split_tiles import split_pair
 
-__all__ = ("STAGE", "WeightFormat", "fetch_half", "make_half")
+__all__ = ("STAGE", "WeightFormat", "fetch_half", "make_half", "weight_format")
 
 STAGE = gl.constexpr(128)
 """Inputs of a stage."""
@@ -63,6 +63,12 @@ class WeightFormat:
     def stages_per_group(self) -> int:
         """How many stages read the same scales."""
         return max(1, self.group // 128)
+
+
+@gluon.constexpr_function
+def weight_format(*fields: Any) -> WeightFormat:
+    """One of these fields."""
+    return WeightFormat(*fields)
 
 
 @gluon.constexpr_function

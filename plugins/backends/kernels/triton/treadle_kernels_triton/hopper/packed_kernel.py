@@ -18,7 +18,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from treadle_kernels_triton.hopper.packed_fragments import STAGE, fetch_half, make_half
+from treadle_kernels_triton.hopper.packed_fragments import (
+    STAGE,
+    fetch_half,
+    make_half,
+    weight_format,
+)
 from treadle_kernels_triton.hopper.split_tiles import (
     reduce_partials,
     segment,
@@ -186,11 +191,22 @@ def packed_hopper_kernel(
     num_waves,  # tiles of its own that it takes
     m_tiles,  # tiles of rows
     max_partials,  # parts of a program
-    FORMAT: gl.constexpr,
+    # The fields of WeightFormat, which processes that compile can be told.
+    ASM: gl.constexpr,
+    PLACES: gl.constexpr,
+    RUN: gl.constexpr,
+    GROUP: gl.constexpr,
+    SCALE_KIND: gl.constexpr,
+    OFFSET_KIND: gl.constexpr,
+    HAS_FACTORS: gl.constexpr,
+    POWER: gl.constexpr,
     BLOCK_M: gl.constexpr,
     NUM_SLOTS: gl.constexpr,  # stages that are on their way or used at a time
 ):
     """Tiles are numbered by rows first: those with the same weight run at the same time."""
+    FORMAT: gl.constexpr = weight_format(
+        ASM, PLACES, RUN, GROUP, SCALE_KIND, OFFSET_KIND, HAS_FACTORS, POWER
+    )
     MBAR_LAYOUT: gl.constexpr = mbarrier.MBarrierLayout()
     STEPS_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     # Of what a format has not, as little as there can be.

@@ -179,7 +179,8 @@ def multiply(
         out if factors is None else factors, out, partials, tile_counters,
         num_rows, out_features, num_stages,
         schedule.num_split_tiles, schedule.chunks_per_program, schedule.num_waves, m_tiles, max(schedule.max_partials, 1),
-        FORMAT=format, BLOCK_M=block_m, NUM_SLOTS=num_slots(block_m, 16 // format.places, step_bytes),
+        ASM=format.asm, PLACES=format.places, RUN=run, GROUP=format.group, SCALE_KIND=format.scales, OFFSET_KIND=format.offsets,
+        HAS_FACTORS=format.has_factors, POWER=format.power, BLOCK_M=block_m, NUM_SLOTS=num_slots(block_m, 16 // format.places, step_bytes),
         num_warps=WARPS, maxnreg=REGISTERS,
     )  # fmt: skip
     return out
