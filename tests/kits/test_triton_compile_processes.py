@@ -177,6 +177,18 @@ def test_a_process_compiles_what_this_one_looks_for(start: Start, tmp_path: Path
     assert len({path.parent for path in tmp_path.rglob("*.cubin")}) == 4
 
 
+def test_a_process_compiles_kernels_of_packed_weights(start: Start) -> None:
+    from treadle_kernels_triton.hopper.packed_product import multiply
+
+    from treadle_layers_kit.packed_layout import E2M1, pack_words
+
+    codes = pack_words(torch.zeros(128, 128, dtype=torch.uint8), E2M1, 32)
+    scales, counters = torch.zeros(4, 128, dtype=torch.uint8), torch.zeros(528, dtype=torch.int32)
+    x = torch.zeros(32, 128, dtype=torch.bfloat16)
+    start.compile(lambda: multiply(x, codes, scales, None, None, E2M1, 32, 32, counters, 132))
+    assert start.found == [("packed_hopper_kernel", True)]
+
+
 def test_nothing_is_forked_for_what_is_on_disk(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
