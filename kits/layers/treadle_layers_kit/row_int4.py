@@ -14,7 +14,7 @@ from torch import Tensor
 
 from treadle_layers_kit.row_weight import PIECE, RowWeight
 
-__all__ = ("BLOCK", "GROUP", "RowInt4", "pack_rows", "unpack_rows")
+__all__ = ("BLOCK", "GROUP", "RUN", "RowInt4", "pack_rows", "unpack_rows")
 
 RUN = 64
 """Inputs whose codes have the same half of their bytes."""

@@ -19,7 +19,7 @@ from treadle_gguf.reader import read_header
 from treadle_gguf.types import FLOATS, TYPES, TYPES_BY_NUMBER
 
 from treadle import LLM, SamplingParams
-from treadle.errors import CheckpointError, PluginNotFoundError, TreadleError
+from treadle.errors import CheckpointError, PluginNotFoundError, RequestError, TreadleError
 from treadle.loading import fetch, parse_ref
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
@@ -164,6 +164,26 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     source = make_checkpoint(folder / "source", "LlamaForCausalLM", tokenizer=True, **sizes)
     convert(source, folder / "model.gguf", folder / "plain", {"*": "Q8_0"})
     return (folder / "model.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("key", [b"tokenizer.ggml.tokens", b"tokenizer.ggml.merges"])
+def test_a_file_whose_tokenizer_is_missing_or_damaged(
+    good: bytes, tmp_path: Path, key: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "odd.gguf"
+    file.write_bytes(good.replace(key, key[:-1] + b"?"))
+    options = {**OPTIONS, "download_dir": str(tmp_path)}
+    for _ in range(2):  # the second time the folder of the file is there
+        caplog.clear()
+        with LLM(str(file), **options) as llm:
+            assert "unless the option tokenizer gives one" in caplog.text
+            output = llm.generate({"prompt_token_ids": [5, 6]}, GREEDY, use_tqdm=False)[0]
+            assert len(output.outputs[0].token_ids) == 12
+            with pytest.raises(RequestError, match="no tokenizer"):
+                llm.generate("Once", GREEDY, use_tqdm=False)
+    other = make_checkpoint(tmp_path / "other", "LlamaForCausalLM", tokenizer=True, **SIZES)
+    with LLM(str(file), tokenizer=str(other), **options) as llm:
+        assert llm.generate("Once", GREEDY, use_tqdm=False)[0].outputs[0].text
 
 
 @pytest.mark.parametrize("size", [0, 3, 4, 20, 500, 8000, -1, -40_000])

@@ -12,7 +12,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ("LEVELS", "MIDDLES", "Codes", "damage", "dequantize", "levels", "read")
+__all__ = (
+    "LEVELS",
+    "MIDDLES",
+    "ROWS",
+    "Codes",
+    "damage",
+    "dequantize",
+    "dequantize_rows",
+    "levels",
+    "read",
+)
+
+ROWS = 1024
+"""Rows that are read at a time, so that what is made of them stays in caches."""
 
 # The levels of IQ4, which lie closer together around zero.
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -66,6 +79,18 @@ def dequantize(blocks: Tensor, type: str, levels: Tensor) -> Tensor:
     return torch.flatten(groups if minimum is None else groups - minimum[..., None], -2)
 
 
+def dequantize_rows(blocks: Tensor, type: str, levels: Tensor) -> Tensor:
+    """Return the same of ``[rows, blocks, bytes]``, ``[rows, numbers]``, some rows at a time: intermediate results are
+    several times as large."""
+    pieces = blocks.split(ROWS)
+    first = dequantize(pieces[0], type, levels).flatten(-2)
+    numbers = first.new_empty(len(blocks), first.shape[1])
+    numbers[: len(first)] = first
+    for index, piece in enumerate(pieces[1:], 1):
+        numbers[index * ROWS :][: len(piece)] = dequantize(piece, type, levels).flatten(-2)
+    return numbers
+
+
 def levels() -> Tensor:
     """Return the levels of IQ4: a tensor to keep, because a CUDA graph holds no copy from the host."""
     return torch.tensor(LEVELS, dtype=torch.float32)
@@ -88,9 +113,12 @@ def _half(blocks: Tensor, place: int) -> Tensor:
 
 def _parts(codes: Tensor, bits: int, run: int) -> Tensor:
     """Codes ``[..., bytes]`` of a few bits: of each ``run`` bytes first all lowest bits, then the next."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)[:, None]
-    pieces = codes.unflatten(-1, (-1, 1, run)).bitwise_right_shift(shifts)
-    return torch.flatten(pieces.bitwise_and_((1 << bits) - 1), -3)
+    mask, size = (1 << bits) - 1, 4 if run % 4 == 0 else 1
+    words = codes.unflatten(-1, (-1, run)).clone(memory_format=torch.contiguous_format)
+    if size == 4:  # four bytes at a time
+        words, mask = words.view(torch.int32), mask * 0x01010101
+    pieces = torch.stack([words >> shift & mask for shift in range(0, 8, bits)], dim=-2)
+    return pieces.view(torch.uint8).flatten(-3)
 
 
 def _high_bits(blocks: Tensor, place: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +14,17 @@ from treadle_gguf.reader import Header
 
 __all__ = ("checkpoint_files", "model_config")
 
+log = logging.getLogger(__name__)
+
 CONTROL_TOKENS = ("bos", "eos", "unknown", "padding")
 ROPE_TYPES = ("linear", "yarn")
 
 
 def checkpoint_files(header: Header) -> dict[str, str]:
-    """Return the texts of ``config.json`` and the tokenizer's files. Raises ``CheckpointError``."""
+    """Return the texts of ``config.json`` and, if it has one that can be read, of the tokenizer's files.
+
+    Raises ``CheckpointError`` for everything else.
+    """
     try:
         return _files(header)
     except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
@@ -30,15 +36,17 @@ def checkpoint_files(header: Header) -> dict[str, str]:
 
 def _files(header: Header) -> dict[str, str]:
     config = model_config(header)
-    settings = _tokenizer_settings(header)
     eos = [header.values.get(f"tokenizer.ggml.{n}_token_id") for n in ("eos", "eot")]
     generation = {"eos_token_id": list(dict.fromkeys(i for i in eos if i is not None)) or None}
-    return {
-        "config.json": json.dumps(config),
-        "generation_config.json": json.dumps(generation),
-        "tokenizer.json": _tokenizer(header),
-        "tokenizer_config.json": json.dumps(settings),
-    }
+    files = {"config.json": json.dumps(config), "generation_config.json": json.dumps(generation)}
+    try:
+        files["tokenizer.json"] = _tokenizer(header)
+    except CheckpointError as error:  # which hurts nobody who has another
+        log.warning(
+            "%s; only prompts of token ids are served unless the option tokenizer gives one", error
+        )
+        return files
+    return files | {"tokenizer_config.json": json.dumps(_tokenizer_settings(header))}
 
 
 def model_config(header: Header) -> dict[str, Any]:
@@ -154,8 +162,6 @@ def _rope_scaling(header: Header, architecture: str) -> dict[str, Any] | None:
 
 def _tokenizer(header: Header) -> str:
     """The text of ``tokenizer.json``, as transformers makes it from the same values."""
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
-
     values = header.values
     fields = {
         "tokens": "tokens",
@@ -170,7 +176,10 @@ def _tokenizer(header: Header) -> str:
         if f"tokenizer.ggml.{key}" in values
     }
     if "tokens" not in table:
-        raise CheckpointError(f"{header.path} has no tokenizer; give one with the option tokenizer")
+        raise CheckpointError(f"{header.path} has no tokenizer")
+    # Here, for it takes a second.
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
+
     try:
         backend, _ = convert_gguf_tokenizer(values["general.architecture"], table)
         text: str = backend.to_str()

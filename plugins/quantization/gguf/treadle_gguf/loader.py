@@ -11,7 +11,7 @@ from torch import Tensor
 
 from treadle.api.files import ModelFiles
 from treadle.errors import CheckpointError
-from treadle_gguf.blocks import damage, dequantize, levels
+from treadle_gguf.blocks import damage, dequantize_rows, levels
 from treadle_gguf.names import Place, is_matrix, places
 from treadle_gguf.reader import TensorInfo, read_header
 from treadle_gguf.source import folder_name
@@ -52,7 +52,7 @@ class GgufLoader:
                                 f"{stored_name} in {self._header.path} has {problem}; the file is damaged, "
                                 "download it again"
                             )
-                        tensor = dequantize(tensor, info.type, self._levels).flatten(-2)
+                        tensor = dequantize_rows(tensor, info.type, self._levels)
                     yield place.name, tensor
 
     def file_of(self, name: str) -> str:

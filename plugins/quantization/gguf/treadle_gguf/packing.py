@@ -8,7 +8,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from treadle_gguf.blocks import LEVELS, MIDDLES, read
+from treadle_gguf.blocks import LEVELS, MIDDLES, ROWS, Codes, read
 from treadle_layers_kit.packed import PackedWeight
 from treadle_layers_kit.packed_layout import INT8, Levels
 from treadle_layers_kit.row_bytes import RowBytes
@@ -20,8 +20,6 @@ BYTES = ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
 """Types whose codes become int8."""
 FOUR = frozenset(("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS"))
 """Types whose codes have four bits."""
-ROWS = 1024
-"""Outputs whose steps are read at a time: their codes come with them."""
 
 
 def pack_blocks(blocks: Tensor, type: str, inputs: int, dtype: torch.dtype) -> PackedWeight | None:
@@ -52,22 +50,26 @@ def rows_of_blocks(matrices: Sequence[tuple[Tensor, str]], inputs: int) -> RowIn
     Of four bits in one type codes stay so small; others become bytes.
     """
     type, *others = {type for _, type in matrices}
-    steps = [_steps(blocks, type, MIDDLES.get(type, 0)) for blocks, type in matrices]
-    group = gcd(*(inputs // s.shape[1] for s, _ in steps))
+    group = gcd(*(inputs // _steps(blocks[:1], type, 0)[0].shape[1] for blocks, type in matrices))
+    is_four = not others and type in FOUR and RowInt4.takes(inputs, group)
+    flip = 8 if type in MIDDLES else 0
+    codes: list[Tensor] = []
+    steps: list[tuple[Tensor, Tensor | None]] = []
+    for blocks, kind in matrices:
+        for piece in blocks.split(ROWS):
+            found = read(piece, kind)
+            numbers = found.codes.flatten(1)
+            codes.append(pack_rows(numbers ^ flip) if is_four else _numbers(numbers, kind))
+            steps.append(_steps_of(found, MIDDLES.get(kind, 0)))
     scales, offsets = _joined(steps, group, inputs)
-    if not others and type in FOUR and RowInt4.takes(inputs, group):
-        pieces = [piece for blocks, _ in matrices for piece in blocks.split(ROWS)]
-        is_number = type in MIDDLES
-        codes = [pack_rows(read(p, type).codes.flatten(1) ^ 8 * is_number) for p in pieces]
-        levels = None if is_number else tuple(map(float, LEVELS))
+    if is_four:
+        levels = None if flip else tuple(map(float, LEVELS))
         return RowInt4(torch.cat(codes), scales, offsets, levels)
-    codes = [_numbers(piece, type) for blocks, type in matrices for piece in blocks.split(ROWS)]
     return RowBytes(torch.cat(codes), scales, offsets)
 
 
-def _numbers(blocks: Tensor, type: str) -> Tensor:
-    """int8 ``[out, in]``, less the middle of the type."""
-    codes = read(blocks, type).codes.flatten(1)
+def _numbers(codes: Tensor, type: str) -> Tensor:
+    """int8 of codes, less the middle of their type."""
     if type not in MIDDLES:
         return torch.tensor(LEVELS, dtype=torch.int8)[codes.long()]
     return codes.to(torch.int8) - MIDDLES[type]
@@ -91,10 +93,14 @@ def _joined(
 
 def _steps(blocks: Tensor, type: str, middle: int) -> tuple[Tensor, Tensor | None]:
     """float32 ``[out, groups]`` of numbers whose middle is 0: ``number · scale + offset``."""
-    pieces = [read(piece, type)[1:] for piece in blocks.split(ROWS)]
-    scales = torch.cat([scale for scale, _ in pieces]).flatten(1)
-    minima = [minimum for _, minimum in pieces if minimum is not None]
-    return scales, middle * scales - torch.cat(minima).flatten(1) if minima else None
+    pieces = [_steps_of(read(piece, type), middle) for piece in blocks.split(ROWS)]
+    offsets = [offset for _, offset in pieces if offset is not None]
+    return torch.cat([scale for scale, _ in pieces]), torch.cat(offsets) if offsets else None
+
+
+def _steps_of(found: Codes, middle: int) -> tuple[Tensor, Tensor | None]:
+    scale = found.scale.flatten(1)
+    return scale, None if found.minimum is None else middle * scale - found.minimum.flatten(1)
 
 
 def _levels(type: str, middle: int) -> Levels:

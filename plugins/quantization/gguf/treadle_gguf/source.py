@@ -67,7 +67,7 @@ class GgufSource:
         name = folder_name(path)
         home = (Path(cache) / "gguf" if cache else CACHE).expanduser()
         folder = home / name
-        if folder.is_dir():
+        if (folder / "tokenizer.json").is_file():
             return folder
         texts = checkpoint_files(read_header(path))
         try:

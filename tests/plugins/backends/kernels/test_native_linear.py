@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from treadle_kernels_native import library
-from treadle_kernels_native.int4 import byte_sums, levels_struct, scaled_sums
+from treadle_kernels_native.int4 import byte_sums, levels_struct, number_sums, scaled_sums
 from treadle_kernels_native.int4 import quantize as quantize_int4
 from treadle_kernels_native.structs import Format, InstructionSet, Linear, Model
 
@@ -93,6 +93,14 @@ def test_linear_layers_equal_torch(engine: tuple[InstructionSet, int], n: int, k
             # A product that lies between two codes may be rounded either way: one code of one input.
             slack = float(steps.max() * scales.max() * 127)
             torch.testing.assert_close(y, quantized.float(), atol=slack, rtol=0)
+
+
+@pytest.mark.parametrize("group", [16, 32, 64, 128, 256])
+def test_sums_of_codes_of_four_bits(group: int) -> None:
+    codes = torch.arange(256, dtype=torch.uint8).repeat(3, 2)  # every byte
+    codes[1], codes[2] = 0x77, 0x88  # the largest sums and the least
+    expected = unpack_rows(codes).unflatten(1, (-1, group)).sum(2)
+    assert torch.equal(number_sums(codes, group), expected)
 
 
 @pytest.mark.parametrize("offsets", [False, True], ids=["symmetric", "zero points"])
