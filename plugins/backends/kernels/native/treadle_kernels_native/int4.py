@@ -85,7 +85,8 @@ def number_sums(codes: Tensor, group: int) -> Tensor:
     words = (codes ^ 0x88).view(torch.int64).unflatten(1, (-1, 1, RUN // 8))
     nibbles = torch.cat([words & LOW_NIBBLES, words >> 4 & LOW_NIBBLES], dim=2)
     sums = (nibbles * ALL_BYTES >> 56).flatten(1)
-    return sums.unflatten(1, (-1, group // 8)).sum(2) - 8 * group
+    counted: Tensor = sums.unflatten(1, (-1, group // 8)).sum(2) - 8 * group
+    return counted
 
 
 def byte_sums(codes: Tensor, scales: Tensor) -> Tensor:
