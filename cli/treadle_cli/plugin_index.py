@@ -104,19 +104,25 @@ def _runs(state: str) -> bool:
     return state in ("ready", "loaded")
 
 
+def _read(fields: metadata.PackageMetadata, name: str) -> str:
+    """Return a field or nothing; readers of metadata differ in what ``fields[name]`` does without it."""
+    return next(iter(fields.get_all(name) or ()), "")
+
+
 def _distribution(name: str, version: str, plugins: list[IndexedPlugin]) -> IndexedDistribution:
     try:
         about = metadata.distribution(name)
         fields, requirements = about.metadata, about.requires or []
-    except (metadata.PackageNotFoundError, UnicodeDecodeError):  # a local file, or damaged metadata
+    except (metadata.PackageNotFoundError, UnicodeDecodeError, AttributeError):
+        # A local file, or damaged metadata, of which importlib_metadata makes None.
         return IndexedDistribution(name, version, "", "", "", "", plugins)
-    urls = [fields["Home-page"] or ""]
+    urls = [_read(fields, "Home-page")]
     urls += [line.partition(",")[2].strip() for line in fields.get_all("Project-URL") or []]
     return IndexedDistribution(
         name,
         version,
-        fields["Summary"] or "",
-        fields["License-Expression"] or fields["License"] or "",
+        _read(fields, "Summary"),
+        _read(fields, "License-Expression") or _read(fields, "License"),
         next((url for url in urls if url.startswith(("https://", "http://"))), ""),
         next(_core_ranges(requirements), ""),
         plugins,

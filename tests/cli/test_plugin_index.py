@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from email.message import Message
 from html.parser import HTMLParser
+from importlib import metadata
 
 import pytest
 
@@ -86,6 +88,21 @@ def test_a_distribution_that_is_not_installed_is_named(treadle, tmp_path):
     result = treadle("plugin", "index", NEUTRAL, "--folder", str(tmp_path / "out"))
     assert result.code == 2 and f"no plugins come from {NEUTRAL}; install" in result.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_field_that_is_missing(treadle, tmp_path, monkeypatch):
+    """importlib_metadata, which replaces Python's own reader where it is imported, has no default."""
+
+    def read(self: Message, name: str) -> str:
+        if name not in self:
+            raise KeyError(name)
+        return str(self.get(name))
+
+    (distribution,) = metadata.distributions(name="treadle-core")
+    monkeypatch.setattr(type(distribution.metadata), "__getitem__", read)
+    treadle("plugin", "index", "treadle-core", "--folder", str(tmp_path))
+    (dist,) = json.loads((tmp_path / "index.json").read_text())
+    assert dist["summary"] and dist["url"] == ""
 
 
 def test_a_folder_that_cannot_be_written(treadle, tmp_path):

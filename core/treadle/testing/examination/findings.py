@@ -130,8 +130,8 @@ def requirement_findings(
 
     try:
         requirements = metadata.requires(dist) or []
-    except (metadata.PackageNotFoundError, UnicodeDecodeError):
-        return  # a local file, or made for a test
+    except (metadata.PackageNotFoundError, UnicodeDecodeError, AttributeError):
+        return  # a local file, or made for a test; AttributeError is that of importlib_metadata
     for text in requirements:
         try:
             requirement = Requirement(text)
