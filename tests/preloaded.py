@@ -113,8 +113,11 @@ def execute(program: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(program["environment"])
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.executable = program["executable"]
     how, what, *arguments = program["arguments"]
+    if "triton" in sys.modules and "TRITON_INTERPRET" in os.environ:
+        # Older versions of torch import it, and it reads the variable as it is imported.
+        os.execv(sys.executable, [sys.executable, "-P", how, what, *arguments])
+    sys.executable = program["executable"]
     sys.argv[:] = [how, *arguments]
     if how == "-m":
         from runpy import run_module

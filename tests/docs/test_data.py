@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import re
+from importlib import metadata
 
 import pytest
 import schema_keywords
 from http_api import document
+from packaging.version import Version
 from repository import ROOT, members, shipped
 
 GAP = "…"
@@ -62,6 +64,10 @@ def test_each_run_says_how_it_was_made() -> None:
         assert all("command" in run for run in data["runs"] if run["engine"].startswith("treadle"))
 
 
+@pytest.mark.skipif(
+    Version(metadata.version("litestar")) < Version("2.25"),
+    reason="litestar leaves out what describes a field with a schema of its own",
+)
 def test_every_field_of_the_http_api_is_described() -> None:
     silent = [
         f"{name}.{field}"

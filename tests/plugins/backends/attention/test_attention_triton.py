@@ -102,6 +102,8 @@ def test_tiles_hold_a_group_and_divide_pages() -> None:
 def test_the_kernels_in_the_interpreter(chosen: str) -> None:
     """Those of interpreted_attention_triton.py, in a process whose Triton interprets."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", chosen]
+    # Of Triton 3.6 with numpy 1.26.
+    command += ["-W", "ignore:Conversion of an array:DeprecationWarning"]
     process = subprocess.run(
         [*command, str(HERE / "interpreted_attention_triton.py")],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
