@@ -27,7 +27,7 @@ __all__ = ("render",)
 KEY = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 MORE = {
     "server": ["treadle-server"],
-    "commands": ["typer>=0.21"],
+    "commands": ["typer>=0.26"],
     "tool_parsers": ["treadle-parsing-kit"],
     "reasoning_parsers": ["treadle-parsing-kit"],
     "models": ["treadle-layers-kit"],
