@@ -80,7 +80,8 @@ def times(name: str, rows: int, depth: int, columns: int) -> dict[str, float]:
         calls["kernel"] = [partial(kernel.multiply, x, *w, *arguments) for w in packed]
     scale_type = None if scales is None else scales.dtype
     block_m = packed_product.choose_block_m(rows, depth, columns, levels, scale_type)
-    if block_m and packed_product.supports(torch.cuda.get_device_capability(), columns, group):
+    shape = {"in_features": depth, "out_features": columns, "group": group}
+    if block_m and packed_product.supports(torch.cuda.get_device_capability(), shape):
         arguments = levels, group, block_m, counters, sms
         calls["Gluon"] = [partial(packed_product.multiply, x, *w, *arguments) for w in packed]
     if rows >= 64:

@@ -87,9 +87,14 @@ def packed(depth: int, columns: int) -> PackedInt4:
     return PackedInt4(words(depth // 128, columns, 16).view(torch.int16), steps, depth, GROUP)
 
 
+def sizes(depth: int, columns: int) -> dict[str, int]:
+    """Of a weight, as an engine asks for kernels of it."""
+    return {"in_features": depth, "out_features": columns, "group": GROUP}
+
+
 def operation(depth: int, columns: int) -> Callable[..., Tensor]:
     """What an engine gives to layers of that shape."""
-    shape = {"in_features": depth, "out_features": columns, "group": GROUP}
+    shape = sizes(depth, columns)
     device = DeviceInfo("cuda", torch.cuda.get_device_capability())
     offer = treadle_kernel_op("int4_linear", KernelRequest(device, "bfloat16", shape))
     if not isinstance(offer, KernelOffer):
@@ -123,7 +128,7 @@ def row(rows: int, depth: int, columns: int) -> dict[str, float]:
             "Triton",
             with_tile(x, weight, choose_tile(rows, columns) or LARGE_M_TILE, tile_counters),
         )
-        if packed_product.supports(torch.cuda.get_device_capability(), columns, GROUP):
+        if packed_product.supports(torch.cuda.get_device_capability(), sizes(depth, columns)):
             levels = packed_product.biased_levels(x.dtype)
             block_m = packed_product.choose_block_m(rows, depth, columns, levels, torch.int32)
             add("Gluon", with_tile(x, weight, block_m or packed_product.BLOCKS[0], tile_counters))
@@ -138,7 +143,7 @@ def sweep() -> None:
     """The best tiles of a list."""
     tile_counters = torch.zeros(4096, dtype=torch.int32, device="cuda")
     own_tiles: tuple[Tile | int, ...] = TILES
-    if packed_product.supports(torch.cuda.get_device_capability(), 128, GROUP):
+    if packed_product.supports(torch.cuda.get_device_capability(), sizes(4096, 4096)):
         own_tiles += packed_product.BLOCKS
     for depth, columns in SHAPES:
         weights = [

@@ -15,9 +15,9 @@ from repository import ROOT
 
 __all__ = ("main", "oldest")
 
-TESTED = ("transformers>=5.23",)
-"""What tests need beyond what members allow: treadle is compared with transformers' models and templates, which differed
-before."""
+TESTED = ("transformers>=5.23", "huggingface_hub>=2.2")
+"""What tests need beyond what members allow. Treadle is compared with transformers' models and templates, which differed
+before, and the library of the hub sent tokens to another port of the same host."""
 PIN_OF_TORCH = re.compile(r"^-c .*\n", re.MULTILINE)
 PIN_OF_TRITON = re.compile(r"^triton==[^;\n]+", re.MULTILINE)
 

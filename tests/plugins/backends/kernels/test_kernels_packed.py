@@ -6,6 +6,7 @@ Triton reads TRITON_INTERPRET when a kernel is defined, so kernels run in proces
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -202,6 +203,24 @@ def test_kernels_equal_the_plain_product(index: int, dtype: torch.dtype) -> None
     assert torch.equal(op(x, *weight, 1280, group), y), "every run has the same numbers"
     other = packed_linear(x.float(), *weight, 1280, group)
     assert torch.allclose(op(x.float(), *weight, 1280, group), other)
+
+
+def test_offsets_without_scales_are_not_hoppers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from treadle_kernels_triton.packed import linear
+
+    calls: list[str] = []
+
+    def multiply(name: str, *arguments: Any) -> torch.Tensor:
+        calls.append(name)
+        return torch.zeros(20, 64)
+
+    monkeypatch.setattr(linear.packed_product, "multiply", partial(multiply, "hopper"))
+    monkeypatch.setattr(linear.kernel, "multiply", partial(multiply, "triton"))
+    op = linear.PackedLinear(torch.bfloat16, use_hopper=True)
+    codes, steps = torch.zeros(1, 64, 32, dtype=torch.int16), torch.zeros(1, 64).half()
+    for scales, offsets in (steps, None), (steps, steps), (None, None), (None, steps):
+        op(torch.zeros(20, 128).bfloat16(), codes, scales, offsets, None, E2M1, 128, 128)
+    assert calls == ["hopper", "hopper", "hopper", "triton"]
 
 
 @pytest.mark.gpu

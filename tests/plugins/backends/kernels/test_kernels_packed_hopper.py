@@ -63,12 +63,14 @@ def weight_of(
 
 
 def test_what_it_serves() -> None:
-    for group in (16, 32, 64, 128, 384):
-        assert packed_product.supports(HOPPER, 192, group)
-    for capability, outputs, group in (
-        ((8, 0), 4096, 128), ((10, 0), 4096, 128), (None, 4096, 128), (HOPPER, 72, 128), (HOPPER, 128, 48), (HOPPER, 128, 192),
-    ):  # fmt: skip
-        assert not packed_product.supports(capability, outputs, group)
+    sizes = {"in_features": 4096, "out_features": 192, "group": 128}
+    assert packed_product.supports(HOPPER, sizes)
+    for capability in (8, 0), (10, 0), None:
+        assert not packed_product.supports(capability, sizes)
+    for group in (16, 32, 64, 384):
+        assert packed_product.supports(HOPPER, {**sizes, "group": group})
+    for other in {"out_features": 72}, {"in_features": 4100}, {"group": 48}, {"group": 192}:
+        assert not packed_product.supports(HOPPER, sizes | other)
 
 
 @pytest.mark.parametrize(

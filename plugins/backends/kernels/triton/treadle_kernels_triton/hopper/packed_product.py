@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -42,13 +43,16 @@ KINDS = {torch.uint8: "exponent", torch.float8_e4m3fn: "fp8", torch.int32: "int4
 """Of scales that are not plain floats."""
 
 
-def supports(capability: tuple[int, int] | None, out_features: int, group_size: int) -> bool:
-    """Whether the kernel can multiply such a weight, on any device of that capability."""
-    is_hopper = capability is not None and capability[0] == 9
+def supports(capability: tuple[int, int] | None, shape: Mapping[str, int]) -> bool:
+    """Whether the kernel can multiply a weight with these ``in_features``, ``out_features`` and ``group``, on any device of that
+    capability."""
+    group = shape["group"]
     return (
-        is_hopper
-        and out_features % 64 == 0
-        and (group_size in (16, 32, 64) or group_size % STAGE == 0)
+        capability is not None
+        and capability[0] == 9
+        and shape["in_features"] % 8 == 0  # rows of 16 bytes, which TMA fetches
+        and shape["out_features"] % 64 == 0
+        and (group in (16, 32, 64) or group % STAGE == 0)
     )
 
 
@@ -137,7 +141,7 @@ def multiply(
     tile_counters: Tensor,
     num_sms: int,
 ) -> Tensor:
-    """``[num_rows, in] -> [num_rows, out]``, with tiles of ``block_m`` rows.
+    """``[num_rows, in] -> [num_rows, out]``, with tiles of ``block_m`` rows; no ``offsets`` without ``scales``.
 
     ``tile_counters``: at least four for each of ``num_sms``. Scales and offsets are rounded to the type of ``x``, and so is what
     becomes of a number with them.

@@ -102,11 +102,9 @@ def num_sms(device: torch.device) -> int:
 def load(op: str, request: KernelRequest) -> Int4Linear | GatedProduct:
     """With those kernels that work here, of those that this shape needs."""
     dtype = getattr(torch, request.dtype)
-    out_features, group_size = request.shape["out_features"], request.shape["group"]
-    check_group = RUN if group_size % CHUNK else CHUNK
-    use_hopper = packed_product.supports(
-        request.device.capability, out_features, group_size
-    ) and kernel_works("hopper", dtype, check_group)
+    check_group = RUN if request.shape["group"] % CHUNK else CHUNK
+    is_supported = packed_product.supports(request.device.capability, request.shape)
+    use_hopper = is_supported and kernel_works("hopper", dtype, check_group)
     # What Hopper's kernel takes is left to nobody else.
     use_small_m = kernel_works("triton with hopper" if use_hopper else "triton", dtype, check_group)
     product = Int4Linear(

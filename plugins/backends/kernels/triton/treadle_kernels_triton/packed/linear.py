@@ -66,7 +66,7 @@ class PackedLinear:
         weight = (codes, scales, offsets, factors, levels, group)
         sms, scale_type = num_sms(x.device), None if scales is None else scales.dtype
         block_m = None
-        if self.use_hopper:
+        if self.use_hopper and (scales is not None or offsets is None):
             block_m = packed_product.choose_block_m(
                 len(rows), inputs, codes.shape[1], levels, scale_type
             )
@@ -113,12 +113,11 @@ def works_on_hopper(bits: int, dtype: torch.dtype) -> bool:
 def load(op: str, request: KernelRequest) -> Callable[..., Tensor]:
     """The kernels if they work here, else the operation in plain torch."""
     dtype = getattr(torch, request.dtype)
-    bits, out_features, group = (request.shape[name] for name in ("bits", "out_features", "group"))
+    bits = request.shape["bits"]
     if not works(bits, dtype):
         return next(declared.reference for declared in PACKED_OPS if declared.name == op)
-    use_hopper = packed_product.supports(
-        request.device.capability, out_features, group
-    ) and works_on_hopper(bits, dtype)
+    is_supported = packed_product.supports(request.device.capability, request.shape)
+    use_hopper = is_supported and works_on_hopper(bits, dtype)
     product = PackedLinear(dtype, use_hopper=use_hopper)
     is_gated = op == "packed_linear_silu_and_mul"
     return GatedProduct.load(product, request) if is_gated else product
