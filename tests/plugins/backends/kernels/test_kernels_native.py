@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import re
 import shutil
 import subprocess
@@ -136,7 +137,10 @@ def can_move_to_large_pages() -> bool:
 
 @pytest.mark.skipif(not can_move_to_large_pages(), reason="the system has no large pages")
 def test_weights_move_to_large_pages_and_stay_as_they_are() -> None:
-    weight = torch.randn(4096, 1024, generator=torch.Generator().manual_seed(0))
+    # Memory that no test before has asked large pages for.
+    memory = mmap.mmap(-1, 20 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    weight = torch.frombuffer(memory, dtype=torch.float32, count=4096 * 1024).normal_()
     expected, address = weight.clone(), weight.data_ptr()
     # Its mapping may hold other memory, too, and is divided where large pages are asked for.
     ((first, last, before),) = [found for found in mappings() if found[0] <= address < found[1]]
