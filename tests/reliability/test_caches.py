@@ -35,6 +35,8 @@ CLOSED = {
     "_shared_layout": "widths of the model's heads",
     "assembly": "the number formats of a checkpoint",
     "num_sms": "devices",
+    "smem_layout": "swizzles and sizes of elements",
+    "biased_levels": "types of activations",
 }
 
 

@@ -18,7 +18,7 @@ UNBOUNDED_CACHES = {
     "treadle/plugins/boundary.py",
     "treadle/plugins/kinds.py",
     "treadle/testing/structured_output.py",
-    "treadle_kernels_triton/int4/hopper.py",
+    "treadle_kernels_triton/hopper/packed_product.py",
     "treadle_kernels_triton/int4/linear.py",
     "treadle_kernels_triton/packed/lookup.py",
     "treadle_triton_kit/tma.py",
