@@ -13,7 +13,8 @@ import torch
 from quantized_formats.gguf_blocks import GgufFormat
 from quantized_formats.gguf_file import convert, write_file
 from torch import Tensor
-from treadle_gguf.blocks import PLACES, dequantize, levels
+from treadle_gguf import conversion
+from treadle_gguf.blocks import PLACES, dequantize, dequantize_rows, levels
 from treadle_gguf.conversion import checkpoint_files
 from treadle_gguf.reader import read_header
 from treadle_gguf.types import FLOATS, TYPES, TYPES_BY_NUMBER
@@ -184,6 +185,33 @@ def test_a_file_whose_tokenizer_is_missing_or_damaged(
     other = make_checkpoint(tmp_path / "other", "LlamaForCausalLM", tokenizer=True, **SIZES)
     with LLM(str(file), tokenizer=str(other), **options) as llm:
         assert llm.generate("Once", GREEDY, use_tqdm=False)[0].outputs[0].text
+
+
+def test_a_tokenizer_that_can_be_read_now_is_added(
+    good: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an update of the library that reads it."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(good)
+    ref = parse_ref(str(file), download_dir=str(tmp_path))
+
+    def unreadable(header: object) -> str:
+        raise CheckpointError("no reader")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(conversion, "_tokenizer", unreadable)
+        folder = fetch(PluginManager(), ref).root
+    assert not (folder / "tokenizer.json").exists()
+    assert fetch(PluginManager(), ref).root == folder
+    assert (folder / "tokenizer.json").is_file() and (folder / "tokenizer_config.json").is_file()
+
+
+@pytest.mark.parametrize("shape", [(3,), (5, 2), (2500, 2), (2, 3, 2), (0, 2)])
+def test_tensors_of_any_shape_are_dequantized_by_rows(shape: tuple[int, ...]) -> None:
+    blocks = torch.randint(256, (*shape, TYPES["Q8_0"][1])).to(torch.uint8)
+    blocks[..., :2] = torch.tensor([0.5]).half().view(torch.uint8)
+    expected = dequantize(blocks, "Q8_0", levels()).flatten(-2)
+    assert torch.equal(dequantize_rows(blocks, "Q8_0", levels()), expected)
 
 
 @pytest.mark.parametrize("size", [0, 3, 4, 20, 500, 8000, -1, -40_000])

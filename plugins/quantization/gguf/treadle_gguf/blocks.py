@@ -80,13 +80,17 @@ def dequantize(blocks: Tensor, type: str, levels: Tensor) -> Tensor:
 
 
 def dequantize_rows(blocks: Tensor, type: str, levels: Tensor) -> Tensor:
-    """Return the same of ``[rows, blocks, bytes]``, ``[rows, numbers]``, some rows at a time: intermediate results are
-    several times as large."""
-    pieces = blocks.split(ROWS)
-    first = dequantize(pieces[0], type, levels).flatten(-2)
-    numbers = first.new_empty(len(blocks), first.shape[1])
-    numbers[: len(first)] = first
-    for index, piece in enumerate(pieces[1:], 1):
+    """Return the same of ``[..., blocks, bytes]`` in one dimension less, ``[..., numbers]``.
+
+    Some rows at a time, if there are any: intermediate results are several times as large.
+    """
+    if blocks.dim() < 3:
+        return dequantize(blocks, type, levels).flatten(-2)
+    first, *pieces = blocks.split(ROWS)
+    found = dequantize(first, type, levels).flatten(-2)
+    numbers = found.new_empty(len(blocks), *found.shape[1:])
+    numbers[: len(first)] = found
+    for index, piece in enumerate(pieces, 1):
         numbers[index * ROWS :][: len(piece)] = dequantize(piece, type, levels).flatten(-2)
     return numbers
 

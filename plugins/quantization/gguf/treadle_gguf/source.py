@@ -94,9 +94,12 @@ def folder_name(path: Path) -> str:
 
 
 def _rename(made: Path, folder: Path) -> None:
-    """Another process may have made the same folder meanwhile, which is then as good."""
+    """Another process may have made the same folder meanwhile, which is then as good, or an earlier start one without a
+    tokenizer: its files are replaced one by one."""
     try:
         os.rename(made, folder)
     except OSError:
         if not folder.is_dir():
             raise
+        for file in made.iterdir():
+            os.replace(file, folder / file.name)
