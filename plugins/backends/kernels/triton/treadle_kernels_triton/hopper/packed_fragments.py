@@ -144,6 +144,27 @@ def load_zero(smem, row, FORMAT: gl.constexpr):
 
 
 @gluon.jit
+def load_steps(
+    smem, slot, HALF: gl.constexpr, IS_OFFSET: gl.constexpr,
+    WARP_GROUP: gl.constexpr, FORMAT: gl.constexpr, DTYPE: gl.constexpr,
+):  # fmt: skip
+    """Those of four runs from the first of half a stage on; beyond the half they are of any."""
+    row0 = step_row(slot, HALF, 0, WARP_GROUP, FORMAT)
+    row1 = step_row(slot, HALF, 1, WARP_GROUP, FORMAT)
+    row2 = step_row(slot, HALF, 2, WARP_GROUP, FORMAT)
+    row3 = step_row(slot, HALF, 3, WARP_GROUP, FORMAT)
+    if IS_OFFSET and FORMAT.scales == "int4":
+        s0, s1 = load_zero(smem, row0, FORMAT), load_zero(smem, row1, FORMAT)
+        s2, s3 = load_zero(smem, row2, FORMAT), load_zero(smem, row3, FORMAT)
+    else:
+        s0 = load_step(smem, row0, IS_OFFSET, FORMAT, DTYPE)
+        s1 = load_step(smem, row1, IS_OFFSET, FORMAT, DTYPE)
+        s2 = load_step(smem, row2, IS_OFFSET, FORMAT, DTYPE)
+        s3 = load_step(smem, row3, IS_OFFSET, FORMAT, DTYPE)
+    return s0, s1, s2, s3
+
+
+@gluon.jit
 def fetch_half(
     codes_smem, scales_smem, offsets_smem, slot, HALF: gl.constexpr,
     WARP_GROUP: gl.constexpr, FORMAT: gl.constexpr, DTYPE: gl.constexpr,
@@ -159,33 +180,14 @@ def fetch_half(
     more_words = load_words(codes_smem, piece + 2, FORMAT) if FORMAT.chunks == 4 else words
     if FORMAT.keeps_numbers and HALF == 1:
         _, _, words, more_words = numbers_of(words, (words, words, words, words), FORMAT)
-    row0 = step_row(slot, HALF, 0, WARP_GROUP, FORMAT)
-    row1 = step_row(slot, HALF, 1, WARP_GROUP, FORMAT)
-    row2 = step_row(slot, HALF, 2, WARP_GROUP, FORMAT)
-    row3 = step_row(slot, HALF, 3, WARP_GROUP, FORMAT)
     scales = (words, words, words, words)
-    offsets = (words, words, words, words)
+    offsets = scales
     if FORMAT.scales != "":
-        scales = (
-            load_step(scales_smem, row0, False, FORMAT, DTYPE),
-            load_step(scales_smem, row1, False, FORMAT, DTYPE),
-            load_step(scales_smem, row2, False, FORMAT, DTYPE),
-            load_step(scales_smem, row3, False, FORMAT, DTYPE),
-        )
+        scales = load_steps(scales_smem, slot, HALF, False, WARP_GROUP, FORMAT, DTYPE)
     if FORMAT.scales == "int4":
-        offsets = (
-            load_zero(scales_smem, row0, FORMAT),
-            load_zero(scales_smem, row1, FORMAT),
-            load_zero(scales_smem, row2, FORMAT),
-            load_zero(scales_smem, row3, FORMAT),
-        )
+        offsets = load_steps(scales_smem, slot, HALF, True, WARP_GROUP, FORMAT, DTYPE)
     elif FORMAT.offsets != "":
-        offsets = (
-            load_step(offsets_smem, row0, True, FORMAT, DTYPE),
-            load_step(offsets_smem, row1, True, FORMAT, DTYPE),
-            load_step(offsets_smem, row2, True, FORMAT, DTYPE),
-            load_step(offsets_smem, row3, True, FORMAT, DTYPE),
-        )
+        offsets = load_steps(offsets_smem, slot, HALF, True, WARP_GROUP, FORMAT, DTYPE)
     return words, more_words, scales, offsets
 
 
