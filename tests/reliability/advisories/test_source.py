@@ -20,7 +20,7 @@ UNBOUNDED_CACHES = {
     "treadle/testing/structured_output.py",
     "treadle_kernels_triton/hopper/packed_product.py",
     "treadle_kernels_triton/int4/linear.py",
-    "treadle_kernels_triton/packed/lookup.py",
+    "treadle_kernels_triton/lookup.py",
     "treadle_triton_kit/tma.py",
 }
 # Caches that are pickles on disk, stores with names from requests, parts of frameworks that are not used,

@@ -108,7 +108,7 @@ def test_packed_words_are_the_codes_again(levels: tuple[float, ...] | str) -> No
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_levels_that_count_up_need_no_table(dtype: torch.dtype) -> None:
     """What the assembly makes of all words."""
-    from treadle_kernels_triton.packed.lookup import assembly
+    from treadle_kernels_triton.lookup import assembly
 
     words = torch.arange(1 << 16)
     for first in (0.0, -2.0, -8.0, -16.0):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from treadle_kernels_triton.hopper.stream_k import schedule_stream_k
-from treadle_kernels_triton.packed.lookup import BASES, assembly, folded_power
+from treadle_kernels_triton.lookup import BASES, assembly, folded_power
 from treadle_layers_kit.packed_layout import E2M1, PLACES, Levels
 
 __all__ = (

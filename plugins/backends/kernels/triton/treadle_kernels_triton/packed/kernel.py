@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from treadle_kernels_triton.int4.tiles import Tile, split_k
-from treadle_kernels_triton.packed.lookup import folded_power
+from treadle_kernels_triton.lookup import folded_power
 from treadle_kernels_triton.packed.numbers import (
     constants_of,
     load_steps,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from treadle_kernels_triton.packed.lookup import assembly
+from treadle_kernels_triton.lookup import assembly
 from treadle_layers_kit.packed_layout import FP8, PLACES, Levels
 
 __all__ = ("constants_of", "load_steps", "numbers", "scaled_numbers", "table_of")
