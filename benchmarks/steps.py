@@ -60,13 +60,14 @@ def add(core: EngineCore, batch: Workload, label: str, schema: str | None = None
 
 
 def steps(core: EngineCore, limit: int | None = None) -> int:
-    """Run until the work is done, or ``limit`` steps; returns how many."""
+    """Run until the work is done, or ``limit`` steps with an output; returns how many had one."""
     num_steps = 0
     while core.has_work and num_steps != limit:
-        for output in core.step():
+        outputs = core.step()  # without one while a grammar is compiled
+        for output in outputs:
             if output.error is not None:
                 raise RuntimeError(output.error)
-        num_steps += 1
+        num_steps += bool(outputs)
     return num_steps
 
 
