@@ -1,7 +1,6 @@
 """Data between scheduler and executor.
 
-All types are msgspec Structs of plain values, so that they can be sent to workers in other
-processes.
+All types are msgspec Structs of plain values, so that they can be sent to workers in other processes.
 """
 
 from __future__ import annotations
@@ -129,9 +128,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 class ModelRunnerOutput(msgspec.Struct, frozen=True, array_like=True):
     """The output of a step: a sampled token for each row with ``needs_sampling``, in order.
 
-    ``logprobs`` and ``prompt_logprobs`` are by row, for rows that requested them.
-    ``invalid_rows`` are indices into ``sampled_token_ids`` of rows with only NaN or masked logits.
-    A failed step has ``error`` and no tokens.
+    ``logprobs`` and ``prompt_logprobs`` are by row, for rows that requested them. ``invalid_rows`` are indices into
+    ``sampled_token_ids`` of rows with only NaN or masked logits. A failed step has ``error`` and no tokens.
     """
 
     id: int

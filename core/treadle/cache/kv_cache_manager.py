@@ -26,9 +26,8 @@ class HasPages(Protocol):
 class KVCacheManager:
     """Page tables and a page pool for each KV cache group.
 
-    Column ``i`` of a table holds tokens ``[i · page_size, (i + 1) · page_size)``. In a group with
-    a sliding window, columns before the window of the next token hold the null page. All tables
-    of a sequence have the same length.
+    Column ``i`` of a table holds tokens ``[i · page_size, (i + 1) · page_size)``. In a group with a sliding window,
+    columns before the window of the next token hold the null page. All tables of a sequence have the same length.
     """
 
     def __init__(
@@ -60,8 +59,7 @@ class KVCacheManager:
     def can_allocate(self, holder: HasPages, tokens: int, chunk: int, reserve: int) -> bool:
         """Return whether ``tokens`` tokens fit and leave ``reserve`` pages available.
 
-        A group with a sliding window frees pages between chunks of ``chunk`` tokens, so it needs
-        fewer pages.
+        A group with a sliding window frees pages between chunks of ``chunk`` tokens, so it needs fewer pages.
         """
         missing = self.num_missing_pages(holder, tokens)
         for pool, window in zip(self.pools, self.windows, strict=True):

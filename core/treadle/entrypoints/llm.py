@@ -136,11 +136,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list of them, with the model's chat template.
 
-        The outputs have ``content``, ``reasoning`` and ``tool_calls``, if a parser matches the
-        model. ``tools`` are functions in the form of the OpenAI API; ``tool_choice`` is ``auto``,
-        ``none``, ``required`` or a named function. ``options`` are the other fields of
-        ``Conversation``: ``chat_template_kwargs``, ``add_generation_prompt``,
-        ``continue_final_message``, ``parallel_tool_calls``, ``separate_reasoning``.
+        The outputs have ``content``, ``reasoning`` and ``tool_calls``, if a parser matches the model. ``tools`` are
+        functions in the form of the OpenAI API; ``tool_choice`` is ``auto``, ``none``, ``required`` or a named
+        function. ``options`` are the other fields of ``Conversation``: ``chat_template_kwargs``,
+        ``add_generation_prompt``, ``continue_final_message``, ``parallel_tool_calls``, ``separate_reasoning``.
         """
         options |= {"tools": tools, "tool_choice": tool_choice}
         conversations = list(_conversations(messages))
@@ -250,8 +249,7 @@ class LLM:
     def _running(
         self, prepared: list[PreparedRequest], sink: Sink
     ) -> Iterator[deque[EngineRequest]]:
-        """Register requests and yield what is to be fed to the core; on the way out, abort what is
-        not finished."""
+        """Register requests and yield what is to be fed to the core; on the way out, abort what is not finished."""
         self._check_alive()
         with self._core_alive():
             for request in prepared:

@@ -1,9 +1,8 @@
 """Greedy and random choice of a token.
 
-A random draw inverts the cumulative distribution on two levels, over the blocks of the vocabulary
-and inside the chosen block, with one uniform number each:
-``P(block) * P(token | block) = P(token)``. Cumulative sums are integers: their addition is
-associative, so they do not depend on the device's order of addition, they never decrease, and a
+A random draw inverts the cumulative distribution on two levels, over the blocks of the vocabulary and inside the
+chosen block, with one uniform number each: ``P(block) * P(token | block) = P(token)``. Cumulative sums are integers:
+their addition is associative, so they do not depend on the device's order of addition, they never decrease, and a
 token of weight zero has an empty interval and cannot be drawn.
 """
 
@@ -26,9 +25,8 @@ LOCAL = float(1 << 42)
 def argmax(logits: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
     """Return the argmax of each row, and whether the row is invalid.
 
-    ``logits`` is ``[rows, vocab]`` of any float type; returns int64 ``[rows]`` and bool ``[rows]``.
-    Ties go to the lowest id. A row is invalid if its maximum is not finite: it contains NaN or
-    +inf, or only -inf.
+    ``logits`` is ``[rows, vocab]`` of any float type; returns int64 ``[rows]`` and bool ``[rows]``. Ties go to the
+    lowest id. A row is invalid if its maximum is not finite: it contains NaN or +inf, or only -inf.
     """
     if not logits.is_cpu:
         values, tokens = logits.max(dim=-1)

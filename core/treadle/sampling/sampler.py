@@ -81,8 +81,7 @@ class Sampler:
     def add_sequences(self, starts: Sequence[NewSequenceData]) -> None:
         """Set the parameters of slots, replacing earlier ones, in one transfer to the device.
 
-        The ids of ``logit_bias`` and ``allowed_token_ids`` are in the vocabulary: ``check_request``
-        refuses others.
+        The ids of ``logit_bias`` and ``allowed_token_ids`` are in the vocabulary: ``check_request`` refuses others.
         """
         if not starts:
             return
@@ -129,11 +128,10 @@ class Sampler:
     ) -> SampleOutput:
         """Sample one token per row and record it for the logits edits.
 
-        ``logits`` is ``[rows, vocab]`` and is not modified. ``slots`` and ``positions`` are int64
-        ``[rows]`` on the device; a position is the index of the new token in its sequence. ``rows``
-        are the same slots on the CPU side, each at most once. ``apply_bitmask`` describes
-        ``bitmask``. ``raw`` are the logits for log probabilities, if a logits processor has edited
-        ``logits``.
+        ``logits`` is ``[rows, vocab]`` and is not modified. ``slots`` and ``positions`` are int64 ``[rows]`` on the
+        device; a position is the index of the new token in its sequence. ``rows`` are the same slots on the CPU side,
+        each at most once. ``apply_bitmask`` describes ``bitmask``. ``raw`` are the logits for log probabilities, if a
+        logits processor has edited ``logits``.
         """
         selection = self._select(rows)
         edited = self._apply_edits(logits, positions, selection, bitmask, bitmask_rows)

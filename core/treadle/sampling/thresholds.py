@@ -50,11 +50,10 @@ def apply_filters(
 ) -> None:
     """Set ``probs`` of removed tokens to 0 in place; the others are unchanged.
 
-    ``probs`` is float32 ``[rows, vocab]``, a softmax; ``mask`` is a buffer of the same shape and
-    ``mask_dtype``. Parameters are ``[rows, 1]``: ``top_k`` int64 in ``[1, vocab]``, with an upper
-    bound of the values below ``vocab``; ``top_p`` float64 in ``(0, 1]``, with whether every row
-    below 1 has a top-k of at most ``HEAD``; ``min_p`` float32. A row with parameters ``vocab``, 1
-    and 0 is bitwise unchanged.
+    ``probs`` is float32 ``[rows, vocab]``, a softmax; ``mask`` is a buffer of the same shape and ``mask_dtype``.
+    Parameters are ``[rows, 1]``: ``top_k`` int64 in ``[1, vocab]``, with an upper bound of the values below
+    ``vocab``; ``top_p`` float64 in ``(0, 1]``, with whether every row below 1 has a top-k of at most ``HEAD``;
+    ``min_p`` float32. A row with parameters ``vocab``, 1 and 0 is bitwise unchanged.
     """
     largest = None
     if top_k is not None:
@@ -116,9 +115,8 @@ def search(probs: Tensor, mask: Tensor, predicate: Callable[[Tensor], Tensor]) -
 def top_p_threshold_sorted(values: Tensor, budget: Tensor) -> Tensor:
     """Return the top-p threshold, float32 ``[rows, 1]``.
 
-    It is the smallest probability whose strictly larger probabilities sum to less than ``budget``
-    (float64 ``[rows, 1]``). ``values`` (``[rows, n]``) are the largest probabilities in descending
-    order, including the threshold.
+    It is the smallest probability whose strictly larger probabilities sum to less than ``budget`` (float64 ``[rows,
+    1]``). ``values`` (``[rows, n]``) are the largest probabilities in descending order, including the threshold.
     """
     probs = values.double()
     # The sum before an entry; for the first of equal entries, the sum of the strictly larger ones.

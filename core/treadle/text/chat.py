@@ -1,7 +1,6 @@
 """Chats: from messages and tools to a prompt, and from its outputs to what the parsers read in them.
 
-``LLM``, ``AsyncLLM`` and the server all go through ``ChatProcessor.prepare`` and
-``PreparedChat.create_parser``.
+``LLM``, ``AsyncLLM`` and the server all go through ``ChatProcessor.prepare`` and ``PreparedChat.create_parser``.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ THINKING_SWITCHES = ("enable_thinking", "thinking")
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """What a chat prompt is made from, and how its outputs are read.
 
-    ``structured_output_backend`` compiles the grammar of a forced call; ``client`` is whose it is,
-    as in ``Prompt``.
+    ``structured_output_backend`` compiles the grammar of a forced call; ``client`` is whose it is, as in ``Prompt``.
     """
 
     messages: Sequence[Mapping[str, Any]]

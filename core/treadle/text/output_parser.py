@@ -1,8 +1,7 @@
 """Output parsers: from generated text to text, reasoning and tool calls.
 
-One ``OutputParser`` reads one output. Streamed or not is the same code: a whole text is one piece.
-A parser that raises or hangs costs its own work, never the answer: what it has taken without
-answering for it comes out as text.
+One ``OutputParser`` reads one output. Streamed or not is the same code: a whole text is one piece. A parser that
+raises or hangs costs its own work, never the answer: what it has taken without answering for it comes out as text.
 """
 
 from __future__ import annotations
@@ -124,9 +123,8 @@ class GuardedParser:
 class OutputParser:
     """The parsers of one output, after the filter of special tokens if there is one.
 
-    The reasoning parser reads first, the tool parser what that leaves as text. ``max_calls`` drops
-    the calls beyond it. Parsers that do not run inline are called by ``watchdog``; without one, all
-    run in the caller's thread.
+    The reasoning parser reads first, the tool parser what that leaves as text. ``max_calls`` drops the calls beyond
+    it. Parsers that do not run inline are called by ``watchdog``; without one, all run in the caller's thread.
     """
 
     def __init__(
@@ -163,8 +161,7 @@ class OutputParser:
     async def parse(self, text: str, ids: Sequence[int], *, last: bool) -> list[OutputPart]:
         """Return what the next piece of the output completes; ``last``, all that was pending.
 
-        Waits only for parsers that do not run inline. Raises ``EngineError`` if a parser fails in
-        strict mode.
+        Waits only for parsers that do not run inline. Raises ``EngineError`` if a parser fails in strict mode.
         """
         if self._abandoned:
             return [TextPart(text)] if text else []
