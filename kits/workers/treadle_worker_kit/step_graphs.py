@@ -106,6 +106,7 @@ class StepGraphs:
         )
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(self._device)  # memory is reused within a stream
+        self._copies = torch.cuda.Stream(self._device)
         self._captured: dict[int, CapturedForward] = {}
         self._sizes: list[int] = []
         words = runner.sampler.vocab_size // 32 + 1
@@ -264,8 +265,11 @@ class StepGraphs:
     def _write_bitmask(self, rows: int, indices: np.ndarray, masks: np.ndarray) -> None:
         """Copy the masks to where the graphs read them; the other rows may have every token."""
         if len(indices) == rows and masks.flags.writeable:
-            # Of this process, where masks are filled into pinned memory.
-            self._bitmask[:rows].copy_(torch.from_numpy(masks), non_blocking=True)
+            # Of this process, where masks are filled into pinned memory. The device copies them beside the forward
+            # pass, and this thread waits: a stream that waits for another runs each of its kernels later.
+            with torch.cuda.stream(self._copies):
+                self._bitmask[:rows].copy_(torch.from_numpy(masks), non_blocking=True)
+            self._copies.synchronize()
         else:
             uploaded = self._packer.upload(indices, masks)
             self._bitmask[:rows].fill_(-1).index_copy_(0, *uploaded)
