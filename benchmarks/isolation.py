@@ -32,7 +32,7 @@ from treadle.api.types import GrammarSpec, ModelFiles, SupportsGrammarBatches, T
 from treadle.config import PluginConfig
 from treadle.plugins import PluginManager
 from treadle.structured_output import StructuredOutputState
-from treadle.structured_output.batch import accept_tokens, fill_bitmasks
+from treadle.structured_output.batch import GrammarBatch, GrammarRow
 from treadle.testing.checkpoints import make_tokenizer
 from treadle_server.app import create_app
 from treadle_server.child_processes import resident_bytes
@@ -168,20 +168,24 @@ class Steps:
         found = [
             StructuredOutputState(self.grammar.matcher(), batches=batches) for _ in range(rows)
         ]
-        accept_tokens([(state, self._quote[0]) for state in found])
+        GrammarBatch(_rows(found)).accept_tokens([self._quote[0]] * rows)
         return found
 
     def microseconds(self, states: list[StructuredOutputState], steps: int) -> float:
         bitmask = torch.empty((len(states), self._vocab // 32 + 1), dtype=torch.int32)
-        rows = [(i, state, (), ()) for i, state in enumerate(states)]
+        batch, letters = GrammarBatch(_rows(states)), [self._letter[0]] * len(states)
 
         def step() -> None:
-            fill_bitmasks(rows, bitmask, self._vocab)
-            accept_tokens([(state, self._letter[0]) for state in states])
+            batch.fill_bitmasks(bitmask, self._vocab)
+            batch.accept_tokens(letters)
 
         taken = microseconds(step, steps)
         assert not any(state.has_ended for state in states), states[0].error
         return taken
+
+
+def _rows(states: list[StructuredOutputState]) -> list[GrammarRow]:
+    return [(i, state, (), ()) for i, state in enumerate(states)]
 
 
 def grammars(key: str, options: argparse.Namespace) -> None:

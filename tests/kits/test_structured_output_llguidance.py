@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from treadle.api.files import ModelFiles
 
 pytest.importorskip("llguidance")
 
-from treadle_structured_output_kit.llguidance import LLGuidanceCompiler, _Vocabulary
+from treadle_structured_output_kit.llguidance import LLGuidanceCompiler
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -82,18 +81,7 @@ def test_what_a_mask_allows_is_accepted(compiler: LLGuidanceCompiler, kind: str)
 
 
 @pytest.mark.parametrize("count", [3, 80])
-def test_rows_together_get_what_each_would_and_no_thread_asks_for_ids(
-    compiler: LLGuidanceCompiler, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thread of the library that asks the tokenizer waits for the interpreter, each time anew."""
-    callers: set[int] = set()
-    ask = _Vocabulary.__call__
-
-    def observed(vocabulary: _Vocabulary, text: str | bytes) -> list[int]:
-        callers.add(threading.get_ident())
-        return ask(vocabulary, text)
-
-    monkeypatch.setattr(_Vocabulary, "__call__", observed)
+def test_rows_together_get_what_each_would(compiler: LLGuidanceCompiler, count: int) -> None:
     grammar = compiler.compile_json_schema(SCHEMA, whitespace_pattern="")
     together = [grammar.matcher() for _ in range(count)]
     alone = [grammar.matcher() for _ in range(count)]
@@ -114,4 +102,3 @@ def test_rows_together_get_what_each_would_and_no_thread_asks_for_ids(
         masks[:, -1] &= (1 << last) - 1  # the id after the vocabulary is the library's own
         assert torch.equal(masks, expected) and accepting == [False] * count
         assert compiler.accept_tokens(together, tokens) == [m.is_terminated for m in alone]
-    assert callers == {threading.get_ident()}

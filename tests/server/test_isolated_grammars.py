@@ -21,7 +21,7 @@ from treadle.plugins import PluginManager
 from treadle.plugins.boundary import unwrap
 from treadle.processes.watchdog import MAX_STUCK_THREADS, RETRY_SECONDS
 from treadle.structured_output import StructuredOutputState
-from treadle.structured_output.batch import accept_tokens, fill_bitmasks
+from treadle.structured_output.batch import GrammarBatch, GrammarRow
 from treadle.testing.grammar_vocabulary import SmallTokenizer
 from treadle_server.isolation import plugin as isolation
 from treadle_server.isolation import process as isolated_process
@@ -71,14 +71,17 @@ class Rows:
         """Take the only token that each row allows."""
         rows = [i for i, state in enumerate(self.states) if not state.has_ended]
         bitmask = torch.full((len(rows), VOCAB // 32 + 1), 0x55555555, dtype=torch.int32)
-        fill_bitmasks([(i, self.states[i], (), ()) for i in rows], bitmask, VOCAB)
-        accepted = []
+        batch = GrammarBatch([(i, self.states[i], (), ()) for i in rows])
+        batch.fill_bitmasks(bitmask, VOCAB)
+        accepted: list[GrammarRow] = []
+        tokens = []
         for line, i in zip(bitmask, rows, strict=True):
             if self.states[i].error is None:
                 (token,) = (t for t in range(VOCAB) if int(line[t // 32]) >> t % 32 & 1)
                 self.texts[i] += SmallTokenizer().token_bytes(token).decode()
-                accepted.append((self.states[i], token))
-        accept_tokens(accepted)
+                accepted.append((i, self.states[i], (), ()))
+                tokens.append(token)
+        GrammarBatch(accepted).accept_tokens(tokens)
 
     def run(self) -> list[str | None]:
         """Return what went wrong with each."""

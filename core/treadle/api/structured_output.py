@@ -24,12 +24,11 @@ __all__ = (
 class GrammarSpec:
     """The constraint that the whole output must match.
 
-    ``source`` is JSON text, a regex, a JSON list or a grammar. ``options`` may contain
-    ``whitespace_pattern``, a regex for whitespace in JSON, and ``strict``: if it is ``False``, the backend
-    enforces what it can and refuses nothing for the rest. A structural tag is in the form of xgrammar
-    (``parse_structural_tag`` of the kit reads it). A regex may have anchors around it, and
-    digits are those of ASCII, in patterns of a JSON schema letters too; ``plain`` of the kit
-    ``treadle-structured-output-kit`` writes them for libraries that see it otherwise.
+    ``source`` is JSON text, a regex, a JSON list or a grammar. ``options`` may contain ``whitespace_pattern``, a
+    regex for whitespace in JSON, and ``strict``: if it is ``False``, the backend enforces what it can and refuses
+    nothing for the rest. A structural tag is in the form of xgrammar (``parse_structural_tag`` of the kit reads
+    it). A regex may have anchors around it, and digits are those of ASCII, in patterns of a JSON schema letters
+    too; ``plain`` of the kit ``treadle-structured-output-kit`` writes them for libraries that see it otherwise.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag"]
@@ -122,8 +121,10 @@ class SupportsGrammarBatches(Protocol):
     ) -> list[bool | None]:
         """Fill ``bitmask[rows[i]]`` for each matcher, and return what its ``is_accepting`` is.
 
-        ``bitmask`` is contiguous and has ``vocab_size // 32 + 1`` words in a row, so that there is
-        room for one id after the vocabulary; the core ignores it.
+        ``bitmask`` is contiguous and has ``vocab_size // 32 + 1`` words in a row, so that there is room for one id
+        after the vocabulary; the core ignores it. On CUDA it is in shared memory. From ``accept_tokens`` on, until
+        the next call of this, a backend may write masks into the rows that its matchers had: when rows change, the
+        core calls this without matchers, and then at once with those that it has now.
         """
 
     def accept_tokens(

@@ -26,6 +26,7 @@ from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.sequence import SequenceState
 from treadle.scheduler.step_pace import StepPace
 from treadle.structured_output import StructuredOutputManager, StructuredOutputState
+from treadle.structured_output.batch import GrammarBatch
 from treadle.text.request_checks import check_request
 
 __all__ = ("EngineCore",)
@@ -63,7 +64,7 @@ class EngineCore:
         self._step_seconds = 0.0
         self._integrity_faults = 0
         self._compilations = 0
-        self._is_deferred = False  # whether the newest step waits for its bitmasks
+        self._deferred: GrammarBatch | None = None  # of the newest step, if it waits for bitmasks
         self._closed = False
         # To look at what the start has made takes as long as many steps. Others may have had their reasons.
         self._has_frozen = not gc.get_freeze_count()
@@ -192,15 +193,13 @@ class EngineCore:
         self._sample_deferred()
         if scheduler_output is not None:
             self._executor.execute_model(scheduler_output)
-        # Bitmasks depend on the tokens of the step before: its output comes first. The forward pass of
-        # this step already runs meanwhile, and while masks are filled callers read what they get.
+        # Bitmasks depend on the tokens of the step before: its output comes first, while this step's forward pass runs.
         is_deferred = scheduler_output is not None and scheduler_output.defer_sampling
         num_async = self.info.num_async_steps if scheduler_output is not None else 0
         if self.scheduler.in_flight > max(num_async, is_deferred):
             outputs += self._get_output()
         if is_deferred:
-            self._structured_output.begin_bitmasks(self.scheduler.grammar_rows())
-            self._is_deferred = True
+            self._deferred = self.scheduler.grammars()
             if not num_async:
                 self._sample_deferred()
                 outputs += self._get_output()
@@ -210,9 +209,10 @@ class EngineCore:
         return outputs
 
     def _sample_deferred(self) -> None:
-        if self._is_deferred:
-            self._is_deferred = False
-            self._executor.sample_tokens(self._structured_output.bitmasks())
+        if self._deferred is not None:
+            masks = self._structured_output.bitmasks(self._deferred)
+            self._deferred = None
+            self._executor.sample_tokens(masks)
 
     def _get_output(self) -> list[TokenOutput]:
         result = self._executor.get_output()

@@ -18,14 +18,14 @@ from treadle.scheduler.queue import WaitingQueue
 from treadle.scheduler.sequence import SequenceState
 from treadle.scheduler.step import InFlightStep
 from treadle.scheduler.step_pace import StepPace
-from treadle.structured_output.batch import GrammarRow, accept_tokens
+from treadle.structured_output.batch import GrammarBatch, GrammarRow
 from treadle.structured_output.state import StructuredOutputState
 
 __all__ = ("Scheduler",)
 
-# Fraction of the pages that admission leaves free, so that running sequences can grow for a while
-# before one of them must be preempted.
+# Fraction of the pages that admission leaves free, for running sequences to grow before one is preempted.
 WATERMARK = 0.01
+NO_GRAMMARS = GrammarBatch([])
 
 
 class Scheduler:
@@ -60,6 +60,7 @@ class Scheduler:
         self._freed_slots: list[int] = []
         self._in_flight: deque[InFlightStep] = deque()
         self._next_id = 0
+        self._grammars = NO_GRAMMARS
         self._reserve = int(WATERMARK * min(pool.capacity for pool in cache.pools))
 
     def add(self, sequence: SequenceState) -> None:
@@ -84,7 +85,7 @@ class Scheduler:
         return len(self._in_flight)
 
     def _finish(self, sequence: SequenceState, reason: str) -> None:
-        sequence.finished = True
+        sequence.finished, self._grammars = True, NO_GRAMMARS
         del self.sequences[sequence.id]
         if sequence.is_running:
             self._free_slot(sequence)
@@ -290,16 +291,18 @@ class Scheduler:
 
     def _advance_grammars(self, step: InFlightStep, result: ModelRunnerOutput) -> None:
         """Let the grammars read the sampled tokens, all at once, before the sequences gain them."""
-        sampled = zip(
-            compress(step.sequences, step.needs_sampling), result.sampled_token_ids, strict=True
-        )
-        accept_tokens(
-            (s.grammar_state, token)
-            for s, token in sampled
-            if s.grammar_state is not None
-            and not s.finished
-            and not (token in s.stop_token_ids and s.num_output_tokens >= s.params.min_tokens)
-        )
+        batch, tokens = self._grammars, result.sampled_token_ids
+        if not self._has_grammars(step) or not batch.stop_ids.isdisjoint(tokens):
+            rows: list[GrammarRow] = []
+            sampled = zip(compress(step.sequences, step.needs_sampling), tokens, strict=True)
+            tokens = []
+            for s, token in sampled:
+                is_end = token in s.stop_token_ids and s.num_output_tokens >= s.params.min_tokens
+                if s.grammar_state is not None and not s.finished and not is_end:
+                    rows.append((len(rows), s.grammar_state, (), ()))
+                    tokens.append(token)
+            batch = GrammarBatch(rows)
+        batch.accept_tokens(tokens)
 
     def _update_decodes(self, step: InFlightStep, result: ModelRunnerOutput) -> list[TokenOutput]:
         """Append the tokens of the rows that generate, none of which is its sequence's first.
@@ -394,14 +397,23 @@ class Scheduler:
         self.counters.generation_tokens += len(forced)
         return forced
 
-    def grammar_rows(self) -> list[GrammarRow]:
-        """Return the constrained rows of the newest step."""
+    def grammars(self) -> GrammarBatch:
+        """Return the constrained rows of the newest step, which mostly are those of the step before."""
         step = self._in_flight[-1]
-        return [
-            (row, s.grammar_state, s.stop_token_ids, s.forbidden_ids())
-            for row, s in enumerate(step.sequences)
-            if s.grammar_state is not None and step.needs_sampling[row] and not s.finished
-        ]
+        if not self._has_grammars(step):
+            rows: list[GrammarRow] = [
+                (row, s.grammar_state, s.stop_token_ids, s.forbidden_ids())
+                for row, s in enumerate(step.sequences)
+                if s.grammar_state is not None and step.needs_sampling[row] and not s.finished
+            ]
+            is_fixed = len(rows) == len(step) and not any(
+                s.request.bad_words for s in step.sequences
+            )
+            self._grammars = GrammarBatch(rows, step.sequences if is_fixed else ())
+        return self._grammars
+
+    def _has_grammars(self, step: InFlightStep) -> bool:
+        return not step.has_chunk and self._grammars.sequences == step.sequences
 
     def _stops(self, sequence: SequenceState, token: int) -> tuple[str | None, int | None]:
         if (

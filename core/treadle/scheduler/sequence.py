@@ -18,12 +18,11 @@ __all__ = ("SequenceState",)
 class SequenceState:
     """State of a sequence from its arrival in the queue until it is finished.
 
-    ``token_ids`` are the ids known on the CPU side: prompt, then output. ``num_tokens`` and
-    ``num_computed_tokens`` include the steps in flight: tokens that are known or will be sampled,
-    and tokens with keys and values in the cache. ``slot`` is -1 while it waits. While
-    ``last_on_device`` is set, exactly one token is not computed: the last one sampled in the slot.
-    ``defer_sampling`` is set if the CPU side needs each token before the next one is sampled,
-    ``may_jump`` if the sampler needs none of the tokens that a grammar forces.
+    ``token_ids`` are the ids known on the CPU side: prompt, then output. ``num_tokens`` and ``num_computed_tokens``
+    include the steps in flight: tokens that are known or will be sampled, and tokens with keys and values in the
+    cache. ``slot`` is -1 while it waits. While ``last_on_device`` is set, exactly one token is not computed: the
+    last one sampled in the slot. ``defer_sampling`` is set if the CPU side needs each token before the next one is
+    sampled, ``may_jump`` if the sampler needs none of the tokens that a grammar forces.
     """
 
     request: EngineRequest

@@ -144,6 +144,7 @@ class CompileQueue:
         for lane in self._lanes():
             lane.threads.shutdown(wait=False, cancel_futures=True)
         self._compilers.close()
+        self.jobs.clear()  # what they have started ends with them
 
     def _lanes(self) -> list[_Lane]:
         return [self._slow, *self._quick.values()]

@@ -31,9 +31,8 @@ __all__ = ("Compilers", "SizedGrammar")
 
 @dataclass(frozen=True, slots=True)
 class SizedGrammar:
-    """A grammar, the memory that it keeps in bytes as far as that could be measured, the CPU time
-    that it takes to compile, its backend if that advances many sequences together, and what the output
-    need not obey."""
+    """A grammar, the bytes that it keeps, as far as measured, the CPU seconds of its compilation, its backend if
+    that advances many sequences together, and what the output need not obey."""
 
     grammar: CompiledGrammar
     size: int
@@ -63,8 +62,7 @@ class Compilers:
     ) -> SizedGrammar:
         """Compile with the first backend that can enforce it, or with the first one if it is not strict.
 
-        Raises ``RequestError``, ``TooSlow`` after ``seconds`` of CPU time, and ``PluginLoadError``
-        for what goes wrong here though it went well in the other process.
+        Raises ``RequestError``, ``TooSlow`` after ``seconds`` of CPU time, and ``PluginLoadError`` if it fails here only.
         """
         refusals: list[str] = []
         rejections: dict[str, str] = {}
@@ -107,6 +105,7 @@ class Compilers:
         self._checker.start(backend)
 
     def close(self) -> None:
+        self._compilers.clear()
         self._checker.close()
 
     def _open(self, backend: str) -> GrammarCompiler:

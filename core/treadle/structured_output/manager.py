@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
+from typing import Any
 
 from treadle.api.kinds import REASONING_PARSERS, STRUCTURED_OUTPUT
 from treadle.api.matching import ModelTraits
@@ -19,7 +21,7 @@ from treadle.errors import EngineError, PluginLoadError, RequestError
 from treadle.known_plugins import install_hint, known_distributions, known_keys
 from treadle.loading.matching import NOTHING, candidates
 from treadle.plugins import PluginManager
-from treadle.structured_output.batch import GrammarRow, fill_bitmasks
+from treadle.structured_output.batch import GrammarBatch
 from treadle.structured_output.compile_queue import CompileJob, CompileQueue
 from treadle.structured_output.compilers import Compilers, SizedGrammar
 from treadle.structured_output.spec import grammar_spec
@@ -56,19 +58,20 @@ class StructuredOutputManager:
         import torch  # not above: processes that compile grammars come by here without it
 
         self._vocab_size = info.vocab_size
+        shape = config.scheduler.max_num_seqs, info.vocab_size // 32 + 1
+        self._bitmask = torch.empty(shape, dtype=torch.int32)
+        if info.device.startswith("cuda"):
+            self._bitmask.share_memory_()  # where the processes of a backend can write
         # Pinned, where the model is in this process: the device takes masks from where they are filled.
-        self._bitmask = torch.empty(
-            (config.scheduler.max_num_seqs, info.vocab_size // 32 + 1),
-            dtype=torch.int32,
-            pin_memory=torch.cuda.is_initialized(),
-        )
+        self._pinned = torch.cuda.cudart() if torch.cuda.is_initialized() else None
+        if self._pinned is not None:
+            self._pinned.cudaHostRegister(self._bitmask.data_ptr(), self._bitmask.nbytes, 0)
         self._compilers = Compilers(config, plugins, info.vocab_size)
         self.queue = CompileQueue(self._compilers, config.scheduler.max_num_queued_grammars)
         # What is quick has its own thread: the others may all be busy with bad grammars.
         self._state_thread = ThreadPoolExecutor(1, thread_name_prefix="treadle-grammar-state")
-        self._fill_thread = ThreadPoolExecutor(1, thread_name_prefix="treadle-bitmasks")
-        self._rows: Sequence[GrammarRow] = ()
-        self._filling: Future[None] | None = None
+        self._last: Callable[[], GrammarBatch | None] = lambda: None
+        self._writers: set[Any] = set()  # SupportsGrammarBatches that have filled masks
         self._on_compiled = threading.Event()
         self._installed = plugins.keys("structured_output")
         for name in config.plugins.structured_output_backends:
@@ -101,14 +104,13 @@ class StructuredOutputManager:
 
         def create_state() -> StructuredOutputState:
             sized = compiled.result()
-            matcher = sized.grammar.matcher()
             is_reasoning = opener = None
             if params.reasoning:
                 is_reasoning, opener = self._reasoning_gate(
                     params.reasoning, request.prompt_ids, params.may_open_reasoning
                 )
             return StructuredOutputState(
-                matcher,
+                sized.grammar.matcher(),
                 is_reasoning,
                 opener,
                 batches=sized.batches,
@@ -118,8 +120,10 @@ class StructuredOutputManager:
                 on_failure=partial(self.queue.forget, compiled),
             )
 
-        # A future keeps references to its callbacks, and a grammar that is kept must not keep the
-        # request.
+        if compiled.done() and not params.reasoning:  # no sooner in a thread
+            _complete_future(ready, create_state)
+            return ready
+        # A future keeps its callbacks, and a grammar that is kept must not keep the request.
         tasks = [partial(_complete_future, ready, create_state)]
 
         def start_task(_: Future[SizedGrammar]) -> None:
@@ -132,14 +136,11 @@ class StructuredOutputManager:
     def _reasoning_gate(
         self, parser: str, prompt_ids: Sequence[int], may_open: bool
     ) -> tuple[Callable[[int], bool] | None, int | None]:
-        """Return ``(is_reasoning, opener)`` for ``StructuredOutputState``.
+        """Return ``(is_reasoning, opener)`` for ``StructuredOutputState``. Raises ``PluginLoadError``.
 
-        ``is_reasoning(token)`` consumes a generated token and returns whether the reasoning
-        continues. ``opener`` is the token that starts it, ``None`` if the prompt has started it. A model that
-        begins every answer with a header has to start it if there is reasoning, and its tag may be several
-        tokens. ``(None, None)``: the grammar applies from the first token, because the prompt has started no
-        reasoning, and the model may not (``may_open``), or the text that opens it is more than one
-        token. Both raise ``PluginLoadError`` if the parser fails.
+        ``is_reasoning(token)`` consumes a generated token and returns whether the reasoning continues. ``opener``
+        is the token that starts it, ``None`` if the prompt has. ``(None, None)``: the grammar applies from the
+        first token, because there is no reasoning and none may begin (``may_open``) with a single token.
         """
         tokenizer = self._compilers.tokenizer
         prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False)
@@ -188,31 +189,24 @@ class StructuredOutputManager:
         if ready.cancelled():
             self.queue.release(job)
 
-    def begin_bitmasks(self, rows: Sequence[GrammarRow]) -> None:
-        """Fill the bitmasks of ``rows``, at most ``max_num_seqs``, over those before: the output of their
-        step must have come, as a device may still read them. Many are filled beside this thread."""
-        self._rows, self._filling = rows, None
-        if len(rows) <= 64:  # to wake a thread takes as long
-            fill_bitmasks(rows, self._bitmask, self._vocab_size)
-            return
-        started = threading.Event()
+    def bitmasks(self, batch: GrammarBatch) -> GrammarOutput | None:
+        """Return the bitmasks of ``batch``, at most ``max_num_seqs``, over those before; ``None`` without rows.
 
-        def fill() -> None:
-            started.set()
-            fill_bitmasks(rows, self._bitmask, self._vocab_size)
-
-        self._filling = self._fill_thread.submit(fill)
-        # Having started, it keeps the interpreter until its backend computes without it, beside this thread.
-        started.wait(1.0)
-
-    def bitmasks(self) -> GrammarOutput | None:
-        """Return the bitmasks that were begun last, once they are filled; ``None`` without rows."""
-        if self._filling is not None:
-            self._filling.result()
-        if not self._rows:
+        The output of the step before must have come, as a device may still read its masks.
+        """
+        if (
+            self._last() is not batch
+        ):  # nobody may still write masks ahead into rows that are of others now
+            self._last = weakref.ref(batch)
+            self._writers.update(batch.backends)
+            for backend in self._writers:
+                with contextlib.suppress(Exception):  # it fails again when it is asked for masks
+                    backend.fill_bitmasks([], self._bitmask, [])
+        batch.fill_bitmasks(self._bitmask, self._vocab_size)
+        if not batch.rows:
             return None
-        masks = self._bitmask[: len(self._rows)].numpy()
-        return GrammarOutput([row[0] for row in self._rows], masks.data.cast("B"))
+        masks = self._bitmask[: len(batch.rows)].numpy()
+        return GrammarOutput([row[0] for row in batch.rows], masks.data.cast("B"))
 
     def wait(self, seconds: float) -> None:
         """Wait until the next grammar is ready or has failed, or ``seconds``."""
@@ -221,9 +215,12 @@ class StructuredOutputManager:
 
     def close(self) -> None:
         """Leave what is being compiled to itself. May be called twice."""
+        pinned, self._pinned = self._pinned, None
+        if pinned is not None:
+            pinned.cudaHostUnregister(self._bitmask.data_ptr())
+        self._writers.clear()
         self.queue.close()
         self._state_thread.shutdown(wait=False, cancel_futures=True)
-        self._fill_thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _complete_future(

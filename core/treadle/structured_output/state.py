@@ -24,15 +24,13 @@ __all__ = ("StructuredOutputState", "reason_of")
 
 
 class StructuredOutputState:
-    """A matcher, and the gate before it: while the sequence is reasoning, it may write anything,
-    but not end.
+    """A matcher, and the gate before it: while the sequence is reasoning, it may write anything, but not end.
 
-    ``reasoning`` takes each token and tells whether the reasoning goes on after it; ``None`` if
-    the grammar holds from the first token. With ``opener`` the reasoning is not open yet: the first
-    token is this one, or one of the grammar. ``allowed_ids`` are the only ids that the request
-    allows besides. ``batches`` is the backend of ``matcher``, if it advances many together. Once
-    ``error`` says what went wrong, the sequence cannot go on; ``error_param`` caused it. A matcher
-    that raises calls ``on_failure``; with ``strict`` it is an ``EngineError``.
+    ``reasoning`` takes each token and tells whether the reasoning goes on after it; ``None`` if the grammar holds
+    from the first token. With ``opener`` the reasoning is not open yet: the first token is this one, or one of the
+    grammar. ``allowed_ids`` are the only ids that the request allows besides. ``batches`` is the backend of
+    ``matcher``, if it advances many together. Once ``error`` says what went wrong, the sequence cannot go on;
+    ``error_param`` caused it. A matcher that raises calls ``on_failure``; with ``strict`` it is an ``EngineError``.
     """
 
     def __init__(

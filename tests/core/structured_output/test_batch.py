@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.sampling.sampler import Sampler
-from treadle.structured_output.batch import accept_tokens, fill_bitmasks
+from treadle.structured_output.batch import GrammarBatch, GrammarRow
 from treadle.structured_output.state import StructuredOutputState
 from treadle_structured_output_kit.llguidance import LLGuidanceCompiler
 
@@ -74,9 +73,13 @@ def states(backend: Any, *matchers: Counting) -> list[StructuredOutputState]:
     return [StructuredOutputState(matcher, batches=backend) for matcher in matchers]  # type: ignore[arg-type]
 
 
+def batch(rows: list[StructuredOutputState]) -> GrammarBatch:
+    return GrammarBatch([(i, state, (), ()) for i, state in enumerate(rows)])
+
+
 def masks(rows: list[StructuredOutputState]) -> list[set[int]]:
     bitmask = torch.full((len(rows), ROOM), -1, dtype=torch.int32)
-    fill_bitmasks([(i, state, (), ()) for i, state in enumerate(rows)], bitmask, VOCAB)
+    batch(rows).fill_bitmasks(bitmask, VOCAB)
     return [{i for i in range(VOCAB) if int(m[i // 32]) >> (i % 32) & 1} for m in bitmask]
 
 
@@ -85,7 +88,7 @@ def test_sequences_of_a_backend_advance_in_one_call() -> None:
     rows = states(first, Counting(3), Counting(40)) + states(second, Counting(5))
     rows += states(None, Counting(6))
     assert masks(rows) == [{3}, {40}, {5}, {6}]
-    accept_tokens(zip(rows, (3, 40, 5, 6), strict=True))
+    batch(rows).accept_tokens((3, 40, 5, 6))
     assert (first.calls, second.calls) == (2, 2)
     assert not any(state.has_ended for state in rows)
     assert [state.matcher.num_accepted for state in rows] == [1] * 4  # type: ignore[attr-defined]
@@ -95,7 +98,7 @@ def test_one_that_fails_is_named_by_itself() -> None:
     rows = states(Backend(), Counting(3), Counting(4, fails=True), Counting(5))
     assert masks(rows) == [{3}, set(), {5}]
     assert [state.error for state in rows] == [None, "the grammar failed: KeyError: 'oh'", None]
-    accept_tokens([(rows[0], 3), (rows[2], 9)])
+    batch([rows[0], rows[2]]).accept_tokens((3, 9))
     assert rows[0].error is None and "does not allow token 9" in str(rows[2].error)
 
 
@@ -119,7 +122,7 @@ def test_a_batch_that_fails_is_filled_row_by_row(
 
 def test_nobody_knows_who_has_advanced_when_accepting_raises() -> None:
     rows = states(Backend(raising), Counting(3), Counting(4)) + states(Backend(), Counting(5))
-    accept_tokens(zip(rows, (3, 4, 5), strict=True))
+    batch(rows).accept_tokens((3, 4, 5))
     assert [state.has_ended for state in rows] == [True, True, False]
     assert all("no batch today" in str(state.error) for state in rows[:2])
 
@@ -133,10 +136,10 @@ def test_while_a_sequence_reasons_it_is_in_no_batch() -> None:
     )
     for token in (7, 8, 9):
         assert masks([state]) == [set(range(VOCAB))]
-        accept_tokens([(state, token)])
+        batch([state]).accept_tokens([token])
     assert backend.calls == 0
     assert masks([state]) == [{3}] and backend.calls == 1
-    accept_tokens([(state, 3)])
+    batch([state]).accept_tokens([3])
     assert backend.calls == 2 and state.matcher.num_accepted == 1  # type: ignore[attr-defined]
 
 
@@ -144,27 +147,16 @@ def test_a_sequence_that_comes_leaves_the_masks_of_a_step_alone(engine: Callable
     """A device may still read them: only the output of their step says that it has."""
     manager = engine().core._structured_output
     in_step, coming = states(Backend(), Counting(3)) + states(None, Counting(4))
-    manager.begin_bitmasks([(0, in_step, (), ())])
-    masks_of_step = manager.bitmasks().bitmask
+    masks_of_step = manager.bitmasks(batch([in_step])).bitmask
     before = bytes(masks_of_step)
     coming.check_first_token(VOCAB, (), (4,))
     assert coming.error_param == "bad_words" and bytes(masks_of_step) == before
 
 
-def test_masks_of_many_rows_are_filled_beside_the_step(engine: Callable[..., Any]) -> None:
+def test_a_row_that_fails_leaves_those_of_its_step_alone(engine: Callable[..., Any]) -> None:
     manager = engine(max_num_seqs=96).core._structured_output
-    go_on, thread = threading.Event(), threading.get_ident()
-
-    def wait(answers: list[Any]) -> list[Any]:
-        assert threading.get_ident() != thread and go_on.wait(60)
-        return answers
-
-    rows = states(Backend(wait), *(Counting(i % 30) for i in range(95)), Counting(4, fails=True))
-    manager.begin_bitmasks(
-        [(i, state, (), ()) for i, state in enumerate(rows)]
-    )  # does not wait for it
-    go_on.set()
-    output = manager.bitmasks()
+    rows = states(Backend(), *(Counting(i % 30) for i in range(95)), Counting(4, fails=True))
+    output = manager.bitmasks(batch(rows))
     words = torch.frombuffer(output.bitmask, dtype=torch.int32).view(96, -1)
     assert output.rows == list(range(96))
     assert words[:95, 0].tolist() == [1 << i % 30 for i in range(95)]
@@ -172,14 +164,56 @@ def test_masks_of_many_rows_are_filled_beside_the_step(engine: Callable[..., Any
     assert not any(state.error for state in rows[:95])
 
 
+def test_rows_that_go_on_are_gathered_once(engine: Callable[..., Any]) -> None:
+    driven = engine()
+    guided = StructuredOutputsParams(regex="[ab]{9}|[cd]{30}", backend="llguidance")
+    driven.add("zero", guided, max_tokens=1)
+    driven.until("zero")  # its grammar is known from now on
+    for name in ("one", "two", "three"):
+        driven.add(name, guided, max_tokens=20)
+    scheduler = driven.core.scheduler
+    while not scheduler._grammars.sequences:
+        driven.step()
+    first = scheduler._grammars
+    driven.step()
+    assert scheduler._grammars is first and len(first.rows) == 3
+    driven.core.abort_requests(["two"])
+    driven.step()
+    assert [row[0] for row in scheduler._grammars.rows] == [0, 1]
+    assert driven.until("one") and driven.until("three")
+    assert "two" not in driven.ends
+
+
+def test_rows_whose_masks_may_change_are_gathered_in_each_step(engine: Callable[..., Any]) -> None:
+    driven = engine()
+    guided = StructuredOutputsParams(regex="[ab]{20}", backend="llguidance")
+    driven.add("few", guided, max_tokens=9, min_tokens=4, stop_token_ids=[5])
+    batches = set()
+    while "few" not in driven.ends:
+        driven.step()
+        batches.add(id(driven.core.scheduler._grammars.sequences or ()))
+    assert len(driven.tokens["few"]) >= 4
+    assert len(batches) > 1, "the batch is kept only once four tokens are there"
+
+
+def test_the_state_of_a_known_grammar_is_ready_at_once(engine: Callable[..., Any]) -> None:
+    driven = engine()
+    guided = StructuredOutputsParams(regex="[ab]{3}", backend="llguidance")
+    driven.add("first", guided, max_tokens=5)
+    driven.until("first")
+    driven.add("second", guided, max_tokens=5)
+    assert driven.core._waiting_for_grammar["second"][1].done()
+    driven.step()
+    assert driven.tokens["second"]
+
+
 def test_what_the_request_says_holds_in_a_batch() -> None:
     backend = Backend()
     ends, forbids = states(backend, Counting(3), Counting(4))
     allows = StructuredOutputState(Counting(5), batches=backend, allowed_ids=[6])  # type: ignore[arg-type]
     bitmask = torch.zeros((3, ROOM), dtype=torch.int32)
-    fill_bitmasks(
-        [(0, ends, (9,), ()), (1, forbids, (), (4,)), (2, allows, (), ())], bitmask, VOCAB
-    )
+    rows: list[GrammarRow] = [(0, ends, (9,), ()), (1, forbids, (), (4,)), (2, allows, (), ())]
+    GrammarBatch(rows).fill_bitmasks(bitmask, VOCAB)
     assert bitmask[:, :2].tolist() == [[1 << 3, 0], [0, 0], [0, 0]]
     assert ends.error is None, "the output is not complete, so that it may not end"
     assert forbids.error_param == "bad_words" and allows.error_param == "allowed_token_ids"

@@ -103,7 +103,7 @@ BUGS = {
         f"{SCHEDULER}._update_decodes", "if sequence.finished:", "if False:"
     ),
     "a bitmask is for another row": Bug(
-        f"{SCHEDULER}.grammar_rows", "enumerate(step.sequences)", "enumerate(step.sequences[::-1])"
+        f"{SCHEDULER}.grammars", "enumerate(step.sequences)", "enumerate(step.sequences[::-1])"
     ),
     "the outputs of a request share their seed": Bug(
         f"{CORE}._seed", "request.index * 0x9E3779B97F4A7C15", "0"

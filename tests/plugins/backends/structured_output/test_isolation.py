@@ -25,7 +25,7 @@ from treadle.api.structured_output import (
 )
 from treadle.plugins import PluginManager
 from treadle.structured_output import StructuredOutputState
-from treadle.structured_output.batch import accept_tokens, fill_bitmasks
+from treadle.structured_output.batch import GrammarBatch
 from treadle.testing.grammar_corpus import ignored, schemas
 from treadle.testing.grammar_vocabulary import SmallTokenizer
 from treadle.testing.structured_output import allowed_ids
@@ -93,11 +93,13 @@ def test_a_limit_that_is_reached_in_a_batch_ends_one_sequence() -> None:
     rng = random.Random(0)
     for _ in range(300):
         rows = [(i, s, (), ()) for i, s in enumerate(states) if s.error is None]
-        fill_bitmasks(rows, bitmask, tokenizer.vocab_size)
+        GrammarBatch(rows).fill_bitmasks(bitmask, tokenizer.vocab_size)
         octets = bitmask.numpy().view(np.uint8)
         bits = np.unpackbits(octets, axis=1, bitorder="little")[:, : tokenizer.vocab_size]
-        choices = [(s, np.flatnonzero(b)) for (_, s, *_), b in zip(rows, bits, strict=False)]
-        accept_tokens((s, int(rng.choice(ids))) for s, ids in choices if s.error is None)
+        choices = [(row, np.flatnonzero(b)) for row, b in zip(rows, bits, strict=False)]
+        rows = [row for row, _ in choices if row[1].error is None]
+        tokens = [int(rng.choice(ids)) for row, ids in choices if row[1].error is None]
+        GrammarBatch(rows).accept_tokens(tokens)
     assert "llguidance has reached a limit of its own" in str(states[0].error)
     assert states[1].error is None and not states[1].has_ended
 
@@ -131,7 +133,7 @@ class Broken:
 
 
 PARTS = {
-    "llguidance": "library",
+    "llguidance": "_library",
     "lm-format-enforcer": "_reader",
     "outlines": "_guide",
     "xgrammar": "library",

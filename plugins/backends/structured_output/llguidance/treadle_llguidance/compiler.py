@@ -180,7 +180,7 @@ def _of_plain(
     matchers: Sequence[GrammarMatcher], values: Sequence[int], call: Batch
 ) -> list[bool | None]:
     """Return what ``call`` does for the library's own matchers, ``None`` for each of the others."""
-    if set(map(type, matchers)) == {LLGuidanceMatcher}:
+    if set(map(type, matchers)) <= {LLGuidanceMatcher}:
         return call(matchers, values)  # type: ignore[arg-type]
     pairs = list(zip(matchers, values, strict=True))
     plain = [(m, value) for m, value in pairs if isinstance(m, LLGuidanceMatcher)]
