@@ -44,7 +44,7 @@ class Pool:
     """A compiler, shared masks, and matchers that advance in other processes."""
 
     def __init__(self, count: int = ROWS) -> None:
-        self.compiler = LLGuidanceCompiler(TOKENIZER, SIZE)
+        self.compiler = LLGuidanceCompiler(TOKENIZER, SIZE, 8)
         self.masks = torch.zeros((ROWS, SIZE // 32 + 1), dtype=torch.int32).share_memory_()
         self.matchers = self.add(count)
         self.fill(self.matchers, range(count))  # which starts the processes

@@ -35,13 +35,14 @@ MANY_ROWS, THREADS = 65, 4
 
 
 class LLGuidanceCompiler:
-    """Compiles grammars for one vocabulary. Immutable, safe in threads.
+    """Compiles grammars for one vocabulary. Safe in threads.
 
-    Every ``compile_`` method raises ``ValueError`` with the library's words if it refuses.
+    Matchers of many rows advance in at most ``max_processes``, and half as many as there are cores, if the masks
+    of a step are in shared memory. Every ``compile_`` method raises ``ValueError`` with the library's words if it refuses.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_processes: int = 0) -> None:
+        self._vocab_size, self._max_processes = vocab_size, max_processes
         # The end gets an id of its own after the vocabulary. The ids that really end a sequence are
         # the core's, and any of the model's may be an ordinary token of a grammar.
         self._vocabulary = Vocabulary(tokenizer, vocab_size)
@@ -77,10 +78,10 @@ class LLGuidanceCompiler:
         self, matchers: Sequence[LLGuidanceMatcher], bitmask: Tensor, rows: Sequence[int]
     ) -> list[bool | None]:
         """Do what ``SupportsGrammarBatches`` says, in other processes if they can write the masks."""
-        if self._pool is None and bitmask.is_shared():
+        if self._pool is None and self._max_processes and bitmask.is_shared():
             words = self._vocabulary
             setup = Setup(words.tokens, words.special_token_ids)
-            self._pool = MatcherPool(setup, words, bitmask)
+            self._pool = MatcherPool(setup, words, bitmask, self._max_processes)
         pool = self._pool
         if pool is None or pool.bitmask_at != bitmask.data_ptr():
             return self._fill_here(matchers, bitmask, rows)

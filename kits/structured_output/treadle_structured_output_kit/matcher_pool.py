@@ -36,10 +36,10 @@ __all__ = ("MatcherPool", "Place")
 
 log = logging.getLogger("treadle.structured_output")
 
-MAX_PROCESSES, ROWS_OF_PROCESS = 8, 8
+ROWS_OF_PROCESS = 8
 """Another process is used for each so many matchers: to wake one takes as long as some masks."""
-MAX_GRAMMARS = 64
-"""Grammars that a process keeps, beside those of its matchers."""
+MAX_GRAMMARS, MAX_TEXTS = 64, 256
+"""Grammars that a process keeps, beside those of its matchers, and texts that it is told of with a request."""
 RECEIVE_BYTES = 1 << 16
 START_SECONDS, ANSWER_SECONDS = 120, 10
 """The longest that processes may take to start, and one of them to answer."""
@@ -69,7 +69,7 @@ class _MatcherProcess:
 
     def __init__(self, sock: socket.socket, encode: Encode) -> None:
         self._sock, self._encode = sock, encode
-        self.texts: list[Text] = []  # that another one has asked for
+        self.texts: deque[Text] = deque(maxlen=MAX_TEXTS)  # that another one has asked for
         self.asked: list[Text] = []
         self._pid = int(receive_frame(sock, START_SECONDS))
         # A time limit of the system's: Python's own takes a second call for each.
@@ -102,8 +102,9 @@ class _MatcherProcess:
             return
         dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
         parts = numbers.tobytes(), tokens.tobytes(), rows.tobytes()
-        request = MatcherRequest(self._forgotten, dropped, self._added, self.texts, *parts)
-        self._forgotten, self._added, self.texts = [], [], []
+        texts = [self.texts.popleft() for _ in range(len(self.texts))]
+        request = MatcherRequest(self._forgotten, dropped, self._added, texts, *parts)
+        self._forgotten, self._added = [], []
         try:
             send_frame(self._sock, msgspec.msgpack.encode(request))
         except OSError as error:
@@ -174,7 +175,7 @@ class MatcherPool:
     accepted, and ``fill_bitmasks`` only waits for them.
     """
 
-    def __init__(self, setup: Setup, encode: Encode, bitmask: Tensor) -> None:
+    def __init__(self, setup: Setup, encode: Encode, bitmask: Tensor, max_processes: int) -> None:
         self.bitmask_at = bitmask.data_ptr()
         """Where the only masks are that the processes can write."""
         self._processes: list[_MatcherProcess] = []
@@ -182,15 +183,18 @@ class MatcherPool:
         self._batch, self._rows = _Batch([]), NONE  # of the last masks
         self._is_filling = False
         self._filled: list[bool | None] = []
+        self._count = min(max_processes, len(os.sched_getaffinity(0)) // 2)
         arguments = weakref.ref(self), setup, encode, bitmask
-        threading.Thread(
+        thread = threading.Thread(
             target=_start, args=arguments, name="treadle-matchers", daemon=True
-        ).start()
+        )
+        if self._count:
+            thread.start()
 
     def start(self, sockets: list[socket.socket], encode: Encode, masks_fd: int) -> None:
         """Let the server of the first of ``sockets`` fork the processes, whose own it adds. Raises ``OSError``."""
         started = []
-        for _ in range(min(MAX_PROCESSES, len(os.sched_getaffinity(0)) // 2)):
+        for _ in range(self._count):
             mine, its = socket.socketpair()
             sockets.append(mine)
             with its:

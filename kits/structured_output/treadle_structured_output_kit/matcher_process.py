@@ -92,19 +92,30 @@ def main(fd: int) -> None:
     all of its forks, whatever they do.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    forks: set[int] = set()
+
+    def reap(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):  # none is left
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                forks.discard(pid)
+
+    signal.signal(signal.SIGCHLD, reap)
     with socket.socket(fileno=fd) as server, contextlib.suppress(ConnectionError):
         vocabulary = _Vocabulary(msgspec.msgpack.decode(receive_frame(server), type=Setup))
         size, end = len(vocabulary.tokens), vocabulary.eos_token_id
         tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=size, eos_token=end)
         send_frame(server, b"")
         while fds := socket.recv_fds(server, 1, 2)[1]:
-            if not os.fork():
+            pid = os.fork()
+            if not pid:
                 server.close()
                 _serve(socket.socket(fileno=fds[0]), fds[1], vocabulary, tokenizer)
+            forks.add(pid)
             for inherited in fds:
                 os.close(inherited)
-    os.killpg(0, signal.SIGKILL)
+    for pid in list(forks):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _serve(

@@ -23,6 +23,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         str,
         msgspec.Meta(description="Space between the parts of a JSON text, unless a request says."),
     ] = JSON_WHITESPACE
+    max_processes: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=64,
+            description="Processes for the rows of a GPU, no more than half of the cores. 0: none.",
+        ),
+    ] = 8
 
 
 KEYS = ("llguidance", "guidance")

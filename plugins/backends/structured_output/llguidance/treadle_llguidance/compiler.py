@@ -58,13 +58,14 @@ class Compiler:
         *,
         strict: bool,
         whitespace_pattern: str,
+        max_processes: int,
     ) -> None:
         self.name = name
         self._strict = strict
         self._whitespace = whitespace_pattern
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._texts = TokenTexts(tokenizer, vocab_size)
-        self._compiler = LLGuidanceCompiler(tokenizer, vocab_size)
+        self._compiler = LLGuidanceCompiler(tokenizer, vocab_size, max_processes)
 
     def unsupported_reason(self, spec: GrammarSpec) -> str | None:
         """Return why ``spec`` cannot be enforced, or ``None``."""
