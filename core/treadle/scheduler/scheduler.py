@@ -292,7 +292,9 @@ class Scheduler:
     def _advance_grammars(self, step: InFlightStep, result: ModelRunnerOutput) -> None:
         """Let the grammars read the sampled tokens, all at once, before the sequences gain them."""
         batch, tokens = self._grammars, result.sampled_token_ids
-        if not self._has_grammars(step) or not batch.stop_ids.isdisjoint(tokens):
+        if self._has_grammars(step) and batch.stop_ids.isdisjoint(tokens):
+            tokens = [tokens[row] for row, *_ in batch.rows]
+        else:
             rows: list[GrammarRow] = []
             sampled = zip(compress(step.sequences, step.needs_sampling), tokens, strict=True)
             tokens = []
@@ -406,9 +408,7 @@ class Scheduler:
                 for row, s in enumerate(step.sequences)
                 if s.grammar_state is not None and step.needs_sampling[row] and not s.finished
             ]
-            is_fixed = len(rows) == len(step) and not any(
-                s.request.bad_words for s in step.sequences
-            )
+            is_fixed = not (step.has_chunk or any(s.request.bad_words for s in step.sequences))
             self._grammars = GrammarBatch(rows, step.sequences if is_fixed else ())
         return self._grammars
 

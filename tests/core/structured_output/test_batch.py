@@ -184,6 +184,22 @@ def test_rows_that_go_on_are_gathered_once(engine: Callable[..., Any]) -> None:
     assert "two" not in driven.ends
 
 
+def test_rows_beside_free_ones_are_gathered_once(engine: Callable[..., Any]) -> None:
+    tokens = []
+    for free in ((), ("before", "between", "after")):
+        driven = engine()
+        guided = StructuredOutputsParams(regex="([ab]{2}|[cd]{3}){9}", backend="llguidance")
+        for name in ("before", "one", "between", "two", "after"):
+            if name in free:
+                driven.add(name, max_tokens=40, ignore_eos=True)
+            elif name in ("one", "two"):
+                driven.add(name, guided, max_tokens=20, seed=len(name) + ord(name[0]))
+        driven.until("one")
+        driven.until("two")
+        tokens.append([driven.tokens["one"], driven.tokens["two"]])
+    assert tokens[0] == tokens[1] and all(tokens[0])
+
+
 def test_rows_whose_masks_may_change_are_gathered_in_each_step(engine: Callable[..., Any]) -> None:
     driven = engine()
     guided = StructuredOutputsParams(regex="[ab]{20}", backend="llguidance")
