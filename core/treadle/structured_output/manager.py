@@ -61,7 +61,8 @@ class StructuredOutputManager:
         shape = config.scheduler.max_num_seqs, info.vocab_size // 32 + 1
         self._bitmask = torch.empty(shape, dtype=torch.int32)
         if info.device.startswith("cuda"):
-            self._bitmask.share_memory_()  # where the processes of a backend can write
+            with contextlib.suppress(RuntimeError):  # /dev/shm is full
+                self._bitmask.share_memory_()  # where the processes of a backend can write
         # Pinned, where the model is in this process: the device takes masks from where they are filled.
         self._pinned = torch.cuda.cudart() if torch.cuda.is_initialized() else None
         if self._pinned is not None:
