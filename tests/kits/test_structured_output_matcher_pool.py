@@ -248,3 +248,30 @@ def test_what_a_grammar_costs_a_process_is_bounded(
         texts = {TOKENIZER.token_bytes(token).decode() for token in there.allowed(15)}
         assert texts and all(word.startswith(text) for text in texts)
         assert all(matcher.place is not None for matcher in matchers)
+    several = [grammars[i % 4].matcher() for i in (*range(16), 0, 1)]  # in one request
+    for _ in range(2):
+        assert None not in there.fill(several, range(18))
+        for row in range(18):
+            texts = {TOKENIZER.token_bytes(token).decode() for token in there.allowed(row)}
+            assert texts and all(words[row % 16 % 4].startswith(text) for text in texts)
+    assert all(process.is_alive for process in there.processes)
+
+
+def test_a_tokenizer_that_fails_costs_no_sequence_its_mask(
+    pool: type[Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that has asked cannot go on; what the engine then finds is its to tell."""
+    there = pool()
+    there.wait()
+
+    def fail(text: bytes) -> list[int]:
+        raise KeyError("no ids today")
+
+    for process in there.processes:
+        monkeypatch.setattr(process, "_encode", fail)
+    grammar = there.compiler.compile_regex("a text without any choice")
+    matchers = [grammar.matcher() for _ in range(20)]
+    results = there.fill(matchers, range(20))
+    asked = [m for m, result in zip(matchers, results, strict=True) if result is None]
+    assert asked and all(matcher.place is None for matcher in asked)
+    assert None not in there.fill(matchers, range(20))

@@ -195,9 +195,7 @@ class StructuredOutputManager:
 
         The output of the step before must have come, as a device may still read its masks.
         """
-        if (
-            self._last() is not batch
-        ):  # nobody may still write masks ahead into rows that are of others now
+        if self._last() is not batch:  # what is written ahead must not reach rows of others
             self._last = weakref.ref(batch)
             self._writers.update(batch.backends)
             for backend in self._writers:

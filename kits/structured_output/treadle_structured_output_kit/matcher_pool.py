@@ -23,6 +23,7 @@ from treadle.processes.framing import FrameDecoder, receive_frame, send_frame
 from treadle.processes.spawn import spawn
 from treadle_structured_output_kit.matcher_process import (
     FAILED,
+    FORGET,
     IS_COMPLETE,
     QUESTION,
     MatcherRequest,
@@ -83,7 +84,6 @@ class _MatcherProcess:
         self.num_matchers = 0
         self.dropped: deque[int] = deque()  # by whichever thread lets go of a place
         self._known: OrderedDict[int, None] = OrderedDict()  # keys of grammars
-        self._forgotten: list[int] = []
         self._added: list[tuple[int, int, str | None, list[int]]] = []
 
     def add(self, number: int, key: int, source: str, tokens: list[int]) -> Place:
@@ -92,7 +92,7 @@ class _MatcherProcess:
         self._known[key] = None
         self._known.move_to_end(key)
         if len(self._known) > MAX_GRAMMARS:
-            self._forgotten.append(self._known.popitem(last=False)[0])
+            self._added.append((FORGET, self._known.popitem(last=False)[0], None, []))
         self._added.append((number, key, None if is_known else source, list(tokens)))
         return Place(self, number)
 
@@ -103,8 +103,8 @@ class _MatcherProcess:
         dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
         parts = numbers.tobytes(), tokens.tobytes(), rows.tobytes()
         texts = [self.texts.popleft() for _ in range(len(self.texts))]
-        request = MatcherRequest(self._forgotten, dropped, self._added, texts, *parts)
-        self._forgotten, self._added = [], []
+        request = MatcherRequest(dropped, self._added, texts, *parts)
+        self._added = []
         try:
             send_frame(self._sock, msgspec.msgpack.encode(request))
         except OSError as error:
@@ -120,7 +120,7 @@ class _MatcherProcess:
                 ids = self._encode(reply[1:])
                 self.asked.append((reply[1:], ids))
                 send_frame(self._sock, np.array(ids, dtype=np.int32).tobytes())
-        except OSError as error:
+        except Exception as error:  # without its ids the process cannot go on, either
             self._end(error)
         return bytes([FAILED]) * count
 
@@ -132,7 +132,7 @@ class _MatcherProcess:
             self._frames.extend(self._decoder.feed(data))
         return self._frames.popleft()
 
-    def _end(self, error: OSError) -> None:
+    def _end(self, error: Exception) -> None:
         """Kill it: its matchers go on in the engine's process."""
         self.is_alive = False
         self._sock.close()

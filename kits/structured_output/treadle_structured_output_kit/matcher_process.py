@@ -23,10 +23,20 @@ from treadle.processes.framing import receive_frame, send_frame
 from treadle_structured_output_kit.bitmask import BitmaskRow, empty_row
 from treadle_structured_output_kit.llguidance_vocabulary import MAX_TEXT, MAX_TEXTS
 
-__all__ = ("ANSWER", "FAILED", "IS_COMPLETE", "QUESTION", "MatcherRequest", "Setup", "main")
+__all__ = (
+    "ANSWER",
+    "FAILED",
+    "FORGET",
+    "IS_COMPLETE",
+    "QUESTION",
+    "MatcherRequest",
+    "Setup",
+    "main",
+)
 
 ANSWER, QUESTION = b"\0", b"\1"
 """The first byte of what a process sends. After ``QUESTION`` comes a text; it goes on once it has its ids, int32."""
+FORGET = -1
 FAILED, GOES_ON, IS_COMPLETE = range(3)
 """The answer for each matcher, one byte. Complete: a mask allows the end, a token leaves nothing else."""
 
@@ -42,12 +52,11 @@ class MatcherRequest(msgspec.Struct, array_like=True):
     """What a process does, in the order of the fields. Numbers are those of matchers, keys those of grammars.
 
     A matcher of ``added`` has read some tokens already; the source of its grammar is there if the process does
-    not have it. ``texts`` are some whose ids another process has asked for. ``numbers``, ``tokens`` and
+    not have it. In place of a number, ``FORGET`` is for the grammar. ``texts`` are some whose ids another process has asked for. ``numbers``, ``tokens`` and
     ``rows`` are int32 in bytes. The first answer is for ``tokens``, the second for the masks, which go to
     ``rows``. What is empty is not asked for, and not answered.
     """
 
-    forgotten: list[int]
     dropped: list[int]
     added: list[tuple[int, int, str | None, list[int]]]
     texts: list[tuple[bytes, list[int]]]
@@ -177,12 +186,13 @@ class _Matchers:
         self._matchers: dict[int, _Matcher] = {}
 
     def update(self, request: MatcherRequest) -> None:
-        """Forget, drop and add what a request says."""
-        for key in request.forgotten:
-            self._grammars.pop(key, None)
+        """Drop, add and forget what a request says."""
         for number in request.dropped:
             self._matchers.pop(number, None)
         for number, key, source, tokens in request.added:
+            if number == FORGET:
+                del self._grammars[key]
+                continue
             if source is not None:
                 self._grammars[key] = LLMatcher(self._tokenizer, source, log_level=0)
             library = self._grammars[key].deep_copy()
