@@ -58,7 +58,7 @@ class Compiler:
         *,
         strict: bool,
         whitespace_pattern: str,
-        max_processes: int,
+        max_processes: int = 0,
     ) -> None:
         self.name = name
         self._strict = strict
