@@ -280,6 +280,9 @@ class StructuredOutputSuite(PluginTest):
                 if result is None:  # the core asks that matcher, and ends its sequence only
                     assert not matcher.accept_token(token)
             pairs = [pair for pair, result in zip(pairs, results, strict=True) if result is False]
+            bitmask.fill_(0x55555555)
+            assert compiler.fill_bitmasks([], bitmask, []) == [], "there are no matchers"
+            assert (bitmask == 0x55555555).all(), "nobody has asked for a mask"
 
     @pytest.mark.parametrize("name", list(specs))
     def test_special_and_unused_ids_are_never_allowed(self, name: str) -> None:

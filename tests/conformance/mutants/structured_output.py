@@ -136,6 +136,12 @@ SPECIMENS = (
             ),
             Mutant(
                 "test_a_batch_does_what_its_matchers_would",
+                {
+                    "return [matcher.is_accepting for": "return not rows or [matcher.is_accepting for"
+                },
+            ),
+            Mutant(
+                "test_a_batch_does_what_its_matchers_would",
                 {"            matcher.is_terminated if": "            matcher.is_accepting if"},
             ),
             Mutant(
