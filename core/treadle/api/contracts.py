@@ -63,6 +63,7 @@ def implements(instance: Any, contract: type) -> bool:
     """Return whether an object has an optional protocol. Its properties are not run."""
     return all(
         inspect.getattr_static(instance, member.name, None) is not None
-        or (not member.is_property and hasattr(instance, member.name))
+        if member.is_property
+        else hasattr(instance, member.name)
         for member in members(contract)
     )
