@@ -61,12 +61,15 @@ class Pool:
     def processes(self) -> list[Any]:
         return self.compiler._pool._processes if self.compiler._pool else []
 
-    def wait(self) -> None:
-        """Until the matchers have moved."""
+    def wait_for_processes(self) -> None:
         deadline = time.monotonic() + 60
         while not self.processes:
             assert time.monotonic() < deadline, "the processes do not start"
             time.sleep(0.01)
+
+    def wait(self) -> None:
+        """Until the matchers have moved."""
+        self.wait_for_processes()
         self.fill(self.matchers, range(len(self.matchers)))
         assert all(matcher.place is not None for matcher in self.matchers)
 
@@ -255,6 +258,21 @@ def test_what_a_grammar_costs_a_process_is_bounded(
             texts = {TOKENIZER.token_bytes(token).decode() for token in there.allowed(row)}
             assert texts and all(words[row % 16 % 4].startswith(text) for text in texts)
     assert all(process.is_alive for process in there.processes)
+
+
+def test_a_process_that_nobody_asks_keeps_few_texts(
+    pool: type[Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen rows use some of the processes; the others are told of texts only when they are asked."""
+    monkeypatch.setattr(matcher_pool, "MAX_TEXTS", 3)
+    there = pool(1)
+    there.wait_for_processes()
+    for number in range(8):
+        grammar = there.compiler.compile_regex(f"a text without a choice, number {number}")
+        there.fill([grammar.matcher() for _ in range(16)], range(16))
+    there.compiler._pool.settle()  # type: ignore[union-attr]
+    counts = [len(process.texts) for process in there.processes]
+    assert max(counts) == 3, counts
 
 
 def test_a_tokenizer_that_fails_costs_no_sequence_its_mask(

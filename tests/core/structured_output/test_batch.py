@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.sampling.sampler import Sampler
+from treadle.structured_output import StructuredOutputManager
 from treadle.structured_output.batch import GrammarBatch, GrammarRow
 from treadle.structured_output.state import StructuredOutputState
 from treadle_structured_output_kit.llguidance import LLGuidanceCompiler
@@ -151,6 +153,28 @@ def test_a_sequence_that_comes_leaves_the_masks_of_a_step_alone(engine: Callable
     before = bytes(masks_of_step)
     coming.check_first_token(VOCAB, (), (4,))
     assert coming.error_param == "bad_words" and bytes(masks_of_step) == before
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_masks_for_a_gpu_are_shared_if_there_is_room(
+    engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    core = engine().core
+    if is_full:
+
+        def share(_: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("unable to allocate shared memory: No space left on device (28)")
+
+        monkeypatch.setattr(torch.Tensor, "share_memory_", share)
+    info = msgspec.structs.replace(core.info, device="cuda:0")
+    manager = StructuredOutputManager(core.config, core.plugins, info)
+    try:
+        rows = states(Backend(), Counting(3), Counting(4))
+        assert manager._bitmask.is_shared() is not is_full
+        output = manager.bitmasks(batch(rows))
+        assert output is not None and output.rows == [0, 1]
+    finally:
+        manager.close()
 
 
 def test_a_row_that_fails_leaves_those_of_its_step_alone(engine: Callable[..., Any]) -> None:
