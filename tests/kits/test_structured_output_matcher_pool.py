@@ -143,6 +143,7 @@ def test_sequences_go_on_without_a_process_that_fails(
     victim = there.processes[1]
     for number, token in enumerate(text):
         if number == 3 and call == "fill_bitmasks":
+            there.compiler._pool.settle()  # type: ignore[union-attr]
             os.kill(victim._pid, fault)
         batch.fill_bitmasks(there.masks, SIZE)
         assert all(token in there.allowed(row) for row in range(ROWS))
@@ -154,6 +155,33 @@ def test_sequences_go_on_without_a_process_that_fails(
     assert "its 10 sequences go on without it" in caplog.text
     assert [m.place is None for m in there.matchers].count(True) == 10
     assert all(matcher.tokens == text for matcher in there.matchers)
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["ends", "hangs"])
+def test_the_sequence_that_costs_a_process_does_not_cost_the_engine(
+    pool: type[Pool], monkeypatch: pytest.MonkeyPatch, fault: signal.Signals
+) -> None:
+    """In the engine the library would end or hang again. A process waits for ids while it fills a mask."""
+    monkeypatch.setattr(matcher_pool, "ANSWER_SECONDS", 1)
+    there = pool()
+    there.wait()
+    grammar = there.compiler.compile_regex("a text without any choice")
+    matchers = [*there.matchers[:30], *(grammar.matcher() for _ in range(10))]
+    states = [StructuredOutputState(m, batches=there.compiler) for m in matchers]
+    broken: list[Any] = []
+
+    def fail(text: bytes) -> list[int]:
+        broken.append(next(p for p in there.processes if p._current[0] >= 0))
+        os.kill(broken[0]._pid, fault)
+        return []
+
+    monkeypatch.setattr(there.processes[0], "_encode", fail)
+    GrammarBatch([(i, s, (), ()) for i, s in enumerate(states)]).fill_bitmasks(there.masks, SIZE)
+    failed = [i for i, state in enumerate(states) if state.error]
+    assert len(failed) == 1 and failed[0] >= 30
+    assert "llguidance ended or hung in a process of its own" in str(states[failed[0]].error)
+    assert broken[0] is there.processes[0] and not broken[0].is_alive and ended([broken[0]._pid])
+    assert all(p._current[0] == -1 for p in there.processes[1:])
 
 
 def test_what_is_filled_ahead_never_lands_in_the_row_of_another(

@@ -89,11 +89,14 @@ class LLGuidanceMatcher:
         self.tokens: list[int] = []
         """All that were accepted, the last of them perhaps in the other process alone."""
         self._num_read = 0
+        self._failure: str | None = None
         self._is_shared = True
 
     @property
     def library(self) -> LLMatcher:
-        """The library's matcher, which has read all tokens."""
+        """The library's matcher, which has read all tokens. Raises ``ValueError`` if it has cost a process."""
+        if self._failure is not None:
+            raise ValueError(f"llguidance ended or hung in a process of its own: {self._failure}")
         if self._num_read != len(self.tokens):
             behind, self._num_read = self.tokens[self._num_read :], len(self.tokens)
             if self._library.try_consume_tokens(behind) != len(behind):
@@ -111,7 +114,8 @@ class LLGuidanceMatcher:
             self.place = pool.place(self._grammar.key, self._grammar.source, self.tokens)
 
     def stay(self) -> None:
-        """Advance in this process from now on."""
+        """Advance in this process from now on, unless that would cost it as much as the other one."""
+        self._failure = self.place.failure if self.place is not None else None
         self.place, self._may_move = None, False
 
     def fill_bitmask(self, bitmask: Tensor, row: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -25,7 +26,9 @@ from treadle_structured_output_kit.matcher_process import (
     FAILED,
     FORGET,
     IS_COMPLETE,
+    NOBODY,
     QUESTION,
+    Integers64,
     MatcherRequest,
     Setup,
 )
@@ -60,6 +63,11 @@ class Place:
         self.process, self.number = process, number
         process.num_matchers += 1
 
+    @property
+    def failure(self) -> str | None:
+        """What has become of the process, if this matcher was the one that it was busy with."""
+        return self.process.failure if self.process.culprit == self.number else None
+
     def __del__(self) -> None:
         self.process.num_matchers -= 1
         self.process.dropped.append(self.number)
@@ -68,8 +76,9 @@ class Place:
 class _MatcherProcess:
     """One process. It is asked by one thread at a time, and never again once it has failed."""
 
-    def __init__(self, sock: socket.socket, encode: Encode) -> None:
-        self._sock, self._encode = sock, encode
+    def __init__(self, sock: socket.socket, encode: Encode, current: Integers64) -> None:
+        self._sock, self._encode, self._current = sock, encode, current
+        self.culprit, self.failure = NOBODY, ""
         self.texts: deque[Text] = deque(maxlen=MAX_TEXTS)  # that another one has asked for
         self.asked: list[Text] = []
         self._pid = int(receive_frame(sock, START_SECONDS))
@@ -133,9 +142,11 @@ class _MatcherProcess:
         return self._frames.popleft()
 
     def _end(self, error: Exception) -> None:
-        """Kill it: its matchers go on in the engine's process."""
+        """Kill it: its matchers go on in the engine's process, but for one that it may have failed of."""
         self.is_alive = False
         self._sock.close()
+        if isinstance(error, OSError):
+            self.culprit, self.failure = int(self._current[0]), f"{type(error).__name__}: {error}"
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         log.warning(
@@ -197,9 +208,14 @@ class MatcherPool:
         for _ in range(self._count):
             mine, its = socket.socketpair()
             sockets.append(mine)
+            current_fd = os.memfd_create("treadle-matcher")
+            os.ftruncate(current_fd, mmap.PAGESIZE)
+            current = np.frombuffer(mmap.mmap(current_fd, 0), np.int64)
+            current[0] = NOBODY
             with its:
-                socket.send_fds(sockets[0], [b"\0"], [its.fileno(), masks_fd])
-            started.append(_MatcherProcess(mine, encode))
+                socket.send_fds(sockets[0], [b"\0"], [its.fileno(), masks_fd, current_fd])
+            os.close(current_fd)
+            started.append(_MatcherProcess(mine, encode, current))
         self._processes = started
 
     def place(self, key: int, source: str, tokens: list[int]) -> Place | None:

@@ -28,7 +28,9 @@ __all__ = (
     "FAILED",
     "FORGET",
     "IS_COMPLETE",
+    "NOBODY",
     "QUESTION",
+    "Integers64",
     "MatcherRequest",
     "Setup",
     "main",
@@ -36,9 +38,12 @@ __all__ = (
 
 ANSWER, QUESTION = b"\0", b"\1"
 """The first byte of what a process sends. After ``QUESTION`` comes a text; it goes on once it has its ids, int32."""
-FORGET = -1
+FORGET = NOBODY = -1
 FAILED, GOES_ON, IS_COMPLETE = range(3)
 """The answer for each matcher, one byte. Complete: a mask allows the end, a token leaves nothing else."""
+
+
+Integers64 = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class Setup(msgspec.Struct, array_like=True):
@@ -97,8 +102,9 @@ class _Vocabulary:
 def main(fd: int) -> None:
     """The entry of the process that reads the vocabulary; ``fd`` is its end of a socket pair.
 
-    It gets the vocabulary, then for each fork a socket and the memory of masks. With the engine it ends, and
-    all of its forks, whatever they do.
+    It gets the vocabulary, then for each fork a socket, the memory of masks, and memory for the number of the
+    matcher that the fork is about to call, an int64, ``NOBODY`` if none. With the engine it ends, and all of its
+    forks, whatever they do.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     forks: set[int] = set()
@@ -114,11 +120,11 @@ def main(fd: int) -> None:
         size, end = len(vocabulary.tokens), vocabulary.eos_token_id
         tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=size, eos_token=end)
         send_frame(server, b"")
-        while fds := socket.recv_fds(server, 1, 2)[1]:
+        while fds := socket.recv_fds(server, 1, 3)[1]:
             pid = os.fork()
             if not pid:
                 server.close()
-                _serve(socket.socket(fileno=fds[0]), fds[1], vocabulary, tokenizer)
+                _serve(socket.socket(fileno=fds[0]), fds[1], fds[2], vocabulary, tokenizer)
             forks.add(pid)
             for inherited in fds:
                 os.close(inherited)
@@ -128,13 +134,18 @@ def main(fd: int) -> None:
 
 
 def _serve(
-    sock: socket.socket, masks_fd: int, vocabulary: _Vocabulary, tokenizer: LLTokenizer
+    sock: socket.socket,
+    masks_fd: int,
+    current_fd: int,
+    vocabulary: _Vocabulary,
+    tokenizer: LLTokenizer,
 ) -> None:
     """Answer requests in a fork until the engine is gone, and leave without the end of an interpreter."""
     status = 1
     try:
         vocabulary.sock = sock
-        matchers = _Matchers(tokenizer, len(vocabulary.tokens), mmap.mmap(masks_fd, 0))
+        masks, current = mmap.mmap(masks_fd, 0), np.frombuffer(mmap.mmap(current_fd, 0), np.int64)
+        matchers = _Matchers(tokenizer, len(vocabulary.tokens), masks, current)
         decoder = msgspec.msgpack.Decoder(MatcherRequest)
         send_frame(sock, b"%d" % os.getpid())
         while True:
@@ -144,10 +155,12 @@ def _serve(
                 vocabulary.learn(text, ids)
             numbers = _integers(request.numbers)
             if request.tokens:
-                accepted = map(matchers.accept, numbers, _integers(request.tokens))
-                send_frame(sock, ANSWER + bytes(accepted))
+                accepted = bytes(map(matchers.accept, numbers, _integers(request.tokens)))
+                current[0] = NOBODY
+                send_frame(sock, ANSWER + accepted)
             if request.rows:
                 filled = matchers.fill(numbers, _integers(request.rows))
+                current[0] = NOBODY
                 send_frame(sock, ANSWER + filled)
     except ConnectionError:
         status = 0
@@ -176,8 +189,10 @@ class _Matcher:
 class _Matchers:
     """The matchers of one process."""
 
-    def __init__(self, tokenizer: LLTokenizer, vocab_size: int, memory: mmap.mmap) -> None:
-        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+    def __init__(
+        self, tokenizer: LLTokenizer, vocab_size: int, memory: mmap.mmap, current: Integers64
+    ) -> None:
+        self._tokenizer, self._vocab_size, self._current = tokenizer, vocab_size, current
         num_words = len(empty_row(vocab_size))
         self._masks = np.frombuffer(memory, np.uint32)
         self._masks = self._masks[: len(self._masks) // num_words * num_words]
@@ -193,6 +208,7 @@ class _Matchers:
             if number == FORGET:
                 del self._grammars[key]
                 continue
+            self._current[0] = number
             if source is not None:
                 self._grammars[key] = LLMatcher(self._tokenizer, source, log_level=0)
             library = self._grammars[key].deep_copy()
@@ -201,7 +217,7 @@ class _Matchers:
 
     def accept(self, number: int, token: int) -> int:
         """Advance a matcher by a token."""
-        matcher = self._matchers[number]
+        matcher, self._current[0] = self._matchers[number], number
         matcher.has_mask = False
         if not matcher.library.consume_token(token):
             return FAILED
@@ -212,13 +228,14 @@ class _Matchers:
         """Write masks to rows of the shared ones. Return a byte for each matcher."""
         results, last = bytearray(len(numbers)), []
         for index, number in enumerate(numbers):
-            matcher = self._matchers[number]
+            matcher, self._current[0] = self._matchers[number], number
             # Of a text without a choice the engine may have to be asked for the ids, which takes its time.
             if matcher.has_mask or not matcher.library.compute_ff_bytes():
                 results[index] = self._fill(matcher, rows[index])
             else:
                 last.append(index)
         for index in last:
+            self._current[0] = numbers[index]
             results[index] = self._fill(self._matchers[numbers[index]], rows[index])
         return bytes(results)
 
