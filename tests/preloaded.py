@@ -39,7 +39,7 @@ def serve(fd: int) -> dict[str, Any]:
     assert not [name for name in sys.modules if name.startswith("treadle")]
     gc.freeze()  # a collection in a child would copy every page of the libraries
     # So would counting them, three times for each engine that starts.
-    gc.get_freeze_count = lambda: 1
+    gc.get_freeze_count = lambda: sys.maxsize
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     with socket.socket(fileno=fd) as listener:
         while True:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass, replace
-from functools import cache, partial
-from operator import attrgetter
+from functools import cache, cached_property, partial
+from operator import attrgetter, methodcaller
 from time import perf_counter
 from typing import Any, NamedTuple, cast
 
@@ -52,9 +52,10 @@ def unwrap(instance: Any) -> Any:
 
 
 class _Guarded:
-    """An object of a plugin; methods are closures in ``__dict__``, made once."""
+    """An object of a plugin; methods are closures in ``__dict__``, made as they are first used."""
 
     _object: Any
+    _boundary: _Boundary
     guard: PluginGuard
 
     def __getattr__(self, name: str) -> Any:
@@ -68,26 +69,23 @@ class _Guarded:
 
 @cache
 def _class_of(contracts: tuple[type, ...], name: str) -> type[_Guarded]:
-    """Return the class of guarded objects with the properties and the data of ``contracts``.
+    """Return the class of guarded objects with the members and the data of ``contracts``.
 
     From Python 3.12 on, ``isinstance`` with a protocol sees no attribute of ``__getattr__``.
     """
-    data = {
-        n: property(attrgetter(f"_object.{n}"))
-        for contract in contracts
-        for n in attributes(contract)
-    }
-    properties = {
-        m.name: _property(m.name)
-        for contract in contracts
-        for m in members(contract)
-        if m.is_property
-    }
-    return type(f"Guarded{name}", (_Guarded,), data | properties)
+    names: dict[str, Any] = {}
+    for contract in contracts:
+        names |= {n: property(attrgetter(f"_object.{n}")) for n in attributes(contract)}
+        for member in members(contract):
+            names[member.name] = call = cached_property(partial(_member, member))
+            if member.is_property:
+                getter = f"_get_{member.name}"
+                names |= {getter: call, member.name: property(methodcaller(getter))}
+    return type(f"Guarded{name}", (_Guarded,), names)
 
 
-def _property(name: str) -> property:
-    return property(lambda self: self.__dict__[name]())
+def _member(member: Member, guarded: _Guarded) -> Call:
+    return guarded._boundary.call(member, guarded._object)
 
 
 class _Boundary(NamedTuple):
@@ -116,7 +114,7 @@ class _Boundary(NamedTuple):
         if not isinstance(value, contract):
             raise unexpected(value, annotation)
         if is_dataclass(contract) and (named := members(contract)):
-            return replace(cast(Any, value), **{m.name: self._call(m, value) for m in named})
+            return replace(cast(Any, value), **{m.name: self.call(m, value) for m in named})
         return value
 
     def _object(self, instance: Any, contract: type) -> _Guarded:
@@ -124,15 +122,11 @@ class _Boundary(NamedTuple):
         if methods and not any(callable(getattr(instance, name, None)) for name in methods):
             raise unexpected(instance, f"{contract.__name__}, with {', '.join(methods)},")
         optional = (c for c in self.guard.kind.optional if implements(instance, c))
-        contracts = (contract, *optional)
-        guarded = _class_of(contracts, type(instance).__name__)()
-        guarded._object, guarded.guard = instance, self.guard
-        for protocol in contracts:
-            for member in members(protocol):
-                guarded.__dict__[member.name] = self._call(member, instance)
+        guarded = _class_of((contract, *optional), type(instance).__name__)()
+        guarded._object, guarded._boundary, guarded.guard = instance, self, self.guard
         return guarded
 
-    def _call(self, member: Member, instance: Any) -> Call:
+    def call(self, member: Member, instance: Any) -> Call:
         """Return the guarded method, or the getter of the guarded property."""
         name = member.name
         rules = self.guard.kind.methods.get(member.key, DEFAULT_RULES)
