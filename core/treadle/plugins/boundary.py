@@ -77,15 +77,15 @@ def _class_of(contracts: tuple[type, ...], name: str) -> type[_Guarded]:
     for contract in contracts:
         names |= {n: property(attrgetter(f"_object.{n}")) for n in attributes(contract)}
         for member in members(contract):
-            names[member.name] = call = cached_property(partial(_member, member))
+
+            def build(guarded: _Guarded, member: Member = member) -> Call:
+                return guarded._boundary.call(member, guarded._object)
+
+            names[member.name] = call = cached_property(build)
             if member.is_property:
                 getter = f"_get_{member.name}"
                 names |= {getter: call, member.name: property(methodcaller(getter))}
     return type(f"Guarded{name}", (_Guarded,), names)
-
-
-def _member(member: Member, guarded: _Guarded) -> Call:
-    return guarded._boundary.call(member, guarded._object)
 
 
 class _Boundary(NamedTuple):

@@ -1,8 +1,7 @@
 """Attribution of failures: what a plugin raises becomes an error that names it.
 
-The kind decides what a failure costs: stat loggers and extensions are no longer called after
-repeated failures; a logits processor or parser fails its request; anything that computes fails the
-step.
+The kind decides what a failure costs: stat loggers and extensions are no longer called after repeated failures; a
+logits processor or parser fails its request; anything that computes fails the step.
 """
 
 from __future__ import annotations

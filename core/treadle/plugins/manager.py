@@ -153,8 +153,7 @@ class PluginManager(PluginRegistry):
     ) -> tuple[list[tuple[Any, Entry]], list[Refusal]]:
         """Return the offers with their plugins, the best first, and all refusals.
 
-        Of several backends, one that is broken or contested refuses with the reason; strict mode
-        raises its error.
+        Of several backends, one that is broken or contested refuses with the reason; strict mode raises its error.
         """
         # A module behind two keys is asked twice and answers the same.
         offers: dict[tuple[str, str, str], tuple[Any, Entry]] = {}

@@ -202,8 +202,7 @@ def anonymous_bytes() -> int:
 
 
 def _pages(field: int) -> int:
-    """Return a field of Linux's ``statm`` in bytes: 0 is the address space, 1 is resident memory, 2 of it
-    shared."""
+    """Return a field of Linux's ``statm`` in bytes: 0 is the address space, 1 is resident memory, 2 of it shared."""
     try:
         with open("/proc/self/statm", encoding="ascii") as pages:
             return int(pages.read().split()[field]) * resource.getpagesize()

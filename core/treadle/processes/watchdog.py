@@ -1,9 +1,8 @@
 """Calls of plugins in a thread that can be abandoned: nothing stops a thread from outside.
 
-All calls submitted in one iteration of the event loop are handed to the thread together, to spread
-the cost of the thread switch. A call that takes longer than its budget keeps its thread, and the
-calls after it move to another. After ten budgets its caller gets ``TimeoutError``, and the thread
-is only counted until it returns.
+All calls submitted in one iteration of the event loop are handed to the thread together, to spread the cost of the
+thread switch. A call that takes longer than its budget keeps its thread, and the calls after it move to another.
+After ten budgets its caller gets ``TimeoutError``, and the thread is only counted until it returns.
 """
 
 from __future__ import annotations

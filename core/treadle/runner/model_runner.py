@@ -230,8 +230,7 @@ class ModelRunner:
     def _apply_processors(self, rows: SampleRows, pending: InFlightOutput) -> SampleRows:
         """Apply the logits processors that the rows' requests name.
 
-        If a processor fails, it is applied to each row separately, so that only the rows for which
-        it fails end.
+        If a processor fails, it is applied to each row separately, so that only the rows for which it fails end.
         """
         logits = rows.logits
         for name, processor in self._processors.items() if self._processor_args else ():

@@ -1,8 +1,7 @@
 """Special tokens that parsers must see, and that nobody else should.
 
-Special tokens are left out of an output's text. Some formats are written with them (Mistral's
-``[TOOL_CALLS]``): then the engine is asked for all of them, and those that no parser named are
-removed here.
+Special tokens are left out of an output's text. Some formats are written with them (Mistral's ``[TOOL_CALLS]``): then
+the engine is asked for all of them, and those that no parser named are removed here.
 """
 
 from __future__ import annotations

@@ -81,9 +81,8 @@ class TextPool:
     ) -> T:
         """Return what ``work``, which reads ``size`` characters, returns or raises.
 
-        Cancelling takes a job out that has not begun. With ``inline`` a short one is done at once.
-        Raises ``QueueFullError``, and for ``method`` of the plugin of ``guard`` that does not return
-        its error.
+        Cancelling takes a job out that has not begun. With ``inline`` a short one is done at once. Raises
+        ``QueueFullError``, and for ``method`` of the plugin of ``guard`` that does not return its error.
         """
         if inline and self._inline_chars + size <= SHORT_TEXT:
             if not self._inline_chars:
