@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import signal
+import sys
 import threading
 import weakref
 from collections import deque
@@ -311,7 +312,10 @@ class LLM:
             raise
 
     def _feed(self, feed: deque[EngineRequest]) -> None:
-        while feed:
+        """Add as many tokens as a step takes: the rest is added while the device computes it."""
+        tokens = self.config.scheduler.max_num_batched_tokens
+        room = sys.maxsize if self._assets.priorities else tokens
+        while feed and room > 0:
             request = feed[0]
             label = self._outputs.request_of(request.id)
             if label is not None:  # else it was ended before it began
@@ -323,7 +327,7 @@ class LLM:
                     self._rejected[label] = error
                     feed.clear()
                     return
-            feed.popleft()
+            room -= len(feed.popleft().prompt_ids)
 
     def _check_alive(self) -> None:
         if self._failure is not None:

@@ -104,6 +104,34 @@ def test_results_are_in_the_order_of_the_prompts(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_step_waits_for_the_requests_that_it_has_room_for(folder: Path, policy: str) -> None:
+    """Further ones are added while it runs, unless one of them may have to come first."""
+    options: Any = {"num_pages": 64, "max_num_batched_tokens": 32, "max_model_len": 32}
+    with LLM(
+        model=str(folder), cpu_threads=1, scheduling_policy=policy, max_num_seqs=64, **options
+    ) as llm:
+        waiting: list[int] = []
+        steps = llm._core.step
+        llm._core.step = lambda: (waiting.append(llm._core.stats.num_waiting), steps())[1]  # type: ignore[method-assign]
+        params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+        prompts: list[Any] = [[1, 2, 3, 4 + i] for i in range(40)]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == prompts
+    assert waiting[0] == (8 if policy == "fcfs" else 40)
+
+
+@pytest.mark.gpu
+def test_an_engine_that_has_ended_gives_the_memory_of_its_device_back(folder: Path) -> None:
+    import torch
+
+    for _ in range(3):
+        with LLM(model=str(folder), device="cuda", gpu_memory_utilization=0.05) as llm:
+            assert llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)[0].finished
+            assert torch.cuda.memory_reserved() > 2**30
+        assert torch.cuda.memory_reserved() < 2**28
+
+
 def test_the_times_of_a_request_are_in_order(llm: LLM) -> None:
     """More requests than slots: the last ones leave the queue when the first ones have ended."""
     params = SamplingParams(max_tokens=3, ignore_eos=True)
