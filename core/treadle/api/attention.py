@@ -23,6 +23,7 @@ __all__ = (
     "MaskKind",
     "Refusal",
     "SupportsExternalKVWrite",
+    "SupportsOutputBuffer",
 )
 
 
@@ -77,12 +78,11 @@ class AttentionRequest:
 class CommonAttentionMetadata:
     """The rows of a step, for the layers of one KV cache group.
 
-    Row ``r`` has ``query_lens[r]`` new tokens and, including them, ``kv_lens[r]`` tokens in the
-    cache; its queries are at the last ``query_lens[r]`` positions. Tokens of all rows are packed:
-    row ``r`` has tokens ``[query_start[r], query_start[r + 1])``. The first ``num_decodes`` rows
-    have exactly one token each. The CPU-side lists are valid during the step only. CUDA graphs are
-    replayed without them: a ``graph_safe`` backend reads only the device tensors and the three
-    ``max_``/``num_`` bounds in ``forward``.
+    Row ``r`` has ``query_lens[r]`` new tokens and, including them, ``kv_lens[r]`` tokens in the cache; its queries
+    are at the last ``query_lens[r]`` positions. Tokens of all rows are packed: row ``r`` has tokens
+    ``[query_start[r], query_start[r + 1])``. The first ``num_decodes`` rows have exactly one token each. The CPU-side
+    lists are valid during the step only. CUDA graphs are replayed without them: a ``graph_safe`` backend reads only
+    the device tensors and the three ``max_``/``num_`` bounds in ``forward``.
     """
 
     page_size: int
@@ -130,12 +130,11 @@ class AttentionBackend(Protocol):
     ) -> Tensor:
         """Write ``k`` and ``v`` to the cache and return the attention output.
 
-        ``q`` is ``[tokens, heads, head_size]``, ``k`` and ``v`` are ``[tokens, kv_heads,
-        head_size]``, or ``None`` if they are in the cache already. The result has the shape and
-        dtype of ``q``. ``scales`` (of keys, of values; default 1) is only passed for fp8 caches
-        and is constant for a cache: store ``k / scales[0]`` and ``v / scales[1]``, saturated. A
-        backend that cannot do this must refuse fp8. With ``AttentionRequest.sinks`` it also gets the
-        keyword ``sinks``, float32 ``[heads]``: one more logit of each softmax, without a value.
+        ``q`` is ``[tokens, heads, head_size]``, ``k`` and ``v`` are ``[tokens, kv_heads, head_size]``, or ``None`` if
+        they are in the cache already. The result has the shape and dtype of ``q``. ``scales`` (of keys, of values;
+        default 1) is only passed for fp8 caches and is constant for a cache: store ``k / scales[0]`` and ``v /
+        scales[1]``, saturated. A backend that cannot do this must refuse fp8. With ``AttentionRequest.sinks`` it also
+        gets the keyword ``sinks``, float32 ``[heads]``: one more logit of each softmax, without a value.
         """
 
 
@@ -148,6 +147,14 @@ class SupportsExternalKVWrite(Protocol):
 
     def slot_mapping(self, plan: Any) -> Tensor:
         """Return the slot mapping, int64 ``[tokens]``: page · page_size + offset of each token."""
+
+
+@runtime_checkable
+class SupportsOutputBuffer(Protocol):
+    """Optional protocol of a backend: its caller says where the result is to lie."""
+
+    def forward_into(self, out: Tensor, *arguments: Any, **named: Any) -> None:
+        """Do what ``forward`` does, with the result in ``out``, contiguous, of the shape and dtype of ``q``."""
 
 
 @dataclass(frozen=True, slots=True)

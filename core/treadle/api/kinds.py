@@ -136,12 +136,13 @@ ATTENTION_BACKENDS = PluginKind(
     specs=AllResultsHooks,
     mode="best",
     option="--attention-backend",
-    optional=(t.SupportsExternalKVWrite,),
+    optional=(t.SupportsExternalKVWrite, t.SupportsOutputBuffer),
     methods={
         "AttentionBackend.kv_cache_shape": MethodRules(result=checks.page_sizes),
         "AttentionBackend.build_metadata": MethodRules(in_step=True),
         "AttentionBackend.forward": replace(HOT, result=checks.same_shape),
         "SupportsExternalKVWrite.slot_mapping": HOT,
+        "SupportsOutputBuffer.forward_into": HOT,
     },
     suite="treadle.testing.attention:AttentionSuite",
 )

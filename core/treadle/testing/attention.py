@@ -26,6 +26,7 @@ from treadle.api.attention import (
     MaskKind,
     Refusal,
     SupportsExternalKVWrite,
+    SupportsOutputBuffer,
 )
 from treadle.api.cache import DeviceInfo, KVCacheSpec
 from treadle.testing.plugin import PluginTest
@@ -342,14 +343,8 @@ class AttentionSuite(PluginTest):
         backend = answer.create()
         for seed, step in enumerate(self.steps):
             lengths = {**steps, **self.steps}[step]
-            case = AttentionCase(
-                request,
-                *lengths,
-                offer.page_sizes[0],
-                device=self.device.type,
-                seed=seed,
-                scales=scales,
-            )
+            options: dict[str, Any] = {"device": self.device.type, "seed": seed, "scales": scales}
+            case = AttentionCase(request, *lengths, offer.page_sizes[0], **options)
             cache, plan = case.cache(backend), backend.build_metadata(case.batch)
             case.check(backend.forward(case.q, case.k, case.v, cache, plan, scales), step)
             output = backend.forward(case.q, None, None, cache, plan, scales)
@@ -359,9 +354,7 @@ class AttentionSuite(PluginTest):
         request, offer = self.offer("float32")
         for page_size in offer.page_sizes:
             answer = self.offer_or_refusal(replace(request, page_size=page_size))
-            assert isinstance(answer, AttentionOffer), (
-                f"offers pages of {page_size}, then refuses them"
-            )
+            assert isinstance(answer, AttentionOffer), f"offers and refuses pages of {page_size}"
             backend = answer.create()
             case = self.step(request, "mixed", page_size)
             cache = case.cache(backend)
@@ -428,6 +421,22 @@ class AttentionSuite(PluginTest):
         for case, cache, plan in zip(cases, caches, plans, strict=True):
             case.check(backend.forward(case.q, case.k, case.v, cache, plan))
 
+    def test_a_result_is_written_where_the_caller_says(self) -> None:
+        """If it is a ``SupportsOutputBuffer``."""
+        import torch
+
+        request, offer = self.offer("float32")
+        backend: Any = offer.create()
+        target: object = backend
+        if not isinstance(target, SupportsOutputBuffer):
+            pytest.skip("it makes a tensor of its own")
+        for step in ("decodes", "mixed"):
+            case = self.step(request, step, offer.page_sizes[0])
+            cache, plan = case.cache(backend), backend.build_metadata(case.batch)
+            out = torch.full_like(case.q, torch.nan)
+            target.forward_into(out, case.q, case.k, case.v, cache, plan)
+            case.check(out)
+
     def test_its_slots_are_where_tokens_lie(self) -> None:
         """Others write there, as it would have, if it is a ``SupportsExternalKVWrite``."""
         import torch
@@ -455,20 +464,11 @@ class AttentionSuite(PluginTest):
         out = backend.forward(case.q, case.k, case.v, cache, backend.build_metadata(case.batch))
         start = 0
         for row, (count, tokens) in enumerate(zip(case.query_lens, case.kv_lens, strict=True)):
-            single_case = AttentionCase(
-                request, [count], [tokens], case.page_size, device=case.device
-            )
-            single_case.queries, single_case.keys, single_case.values = (
-                [x[row]] for x in (case.queries, case.keys, case.values)
-            )
-            cache = single_case.cache(backend)
-            actual = backend.forward(
-                single_case.q,
-                single_case.k,
-                single_case.v,
-                cache,
-                backend.build_metadata(single_case.batch),
-            )
+            alone = AttentionCase(request, [count], [tokens], case.page_size, device=case.device)
+            inputs = case.queries, case.keys, case.values
+            alone.queries, alone.keys, alone.values = ([x[row]] for x in inputs)
+            cache, plan = alone.cache(backend), backend.build_metadata(alone.batch)
+            actual = backend.forward(alone.q, alone.k, alone.v, cache, plan)
             # Splitting a row differently may round differently, and tf32 is coarse.
             torch.testing.assert_close(actual, out[start : start + count], rtol=2e-3, atol=2e-3)
             start += count

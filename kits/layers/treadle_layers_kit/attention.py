@@ -75,6 +75,7 @@ class Attention(nn.Module):
             kind="full" if window is None else "sliding",
         )
         self.backend = ctx.register_attention(self.request, self.spec)
+        self._forward_into: Callable[..., None] | None = getattr(self.backend, "forward_into", None)
         self.cache = torch.empty(0)
         self.attn_group = 0
         self.scales = (1.0, 1.0)
@@ -110,12 +111,24 @@ class Attention(nn.Module):
             return forward_ctx.attend(self, q, k, v)
         return self.attend(q, k, v, forward_ctx.attn_metadata[self.attn_group])
 
-    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, plan: Any) -> Tensor:
-        """``forward`` with the metadata of this layer's group."""
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        plan: Any,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """``forward`` with the metadata of this layer's group. The result is written to ``out``, if there is one."""
         scales = (self.scales,) if self.is_fp8_cache else ()
         sinks = {} if self.sinks is None else {"sinks": self.sinks}
+        arguments = (q, k, v, self.cache, plan, *scales)
+        if out is not None and self._forward_into is not None:
+            self._forward_into(out.view(q.shape), *arguments, **sinks)
+            return out
         forward: Callable[..., Tensor] = self.backend.forward
-        return forward(q, k, v, self.cache, plan, *scales, **sinks).flatten(-2)
+        result = forward(*arguments, **sinks).flatten(-2)
+        return result if out is None else out.copy_(result)
 
     def extra_repr(self) -> str:
         request = self.request

@@ -28,6 +28,8 @@ MAX_PROMPT_TOKENS = 512
 """Tokens up to which whole steps are captured, if ``max_num_seqs`` is not more."""
 PIECE_TOKENS = (128, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 """Tokens of the steps with prompts that are captured in pieces."""
+MIN_LAUNCH_SHARE = 0.5
+"""Longer ones are captured, too, where launching takes more than this share of a step's time."""
 
 
 def capture_graphs(
@@ -100,23 +102,38 @@ def _capture_pieces(
     with stages.ahead() as compiles:
         for tokens in sizes[::-1] if compiles else ():
             graphs.warm_up(tokens)
-    for tokens in sizes[::-1]:
+    if not sizes:
+        return True
+    most = sizes[-1]
+    if not _never_waits(graphs.warm_up, most, stages):
+        return False
+    for tokens in [*_long_sizes(graphs, limits, stages), *sizes[::-1]]:
         stages.step(f"{tokens} tokens")
-        if tokens != sizes[-1]:
+        if tokens < most:
             _warm_up(graphs.warm_up, tokens, stages, whole=False)
-        elif not _never_waits(graphs.warm_up, tokens, stages):
-            return False
         if not graphs.capture(tokens):
             return False
-    if sizes:
-        runner.forward = graphs.forward
-        most = max(sizes[-1], runner.info.max_graph_tokens)
-        runner.info = replace(runner.info, max_graph_tokens=most)
+    runner.forward = graphs.forward
+    most = max(most, runner.info.max_graph_tokens)
+    runner.info = replace(runner.info, max_graph_tokens=most)
     return True
 
 
+def _long_sizes(graphs: PromptGraphs, limits: SchedulerConfig, stages: StartStages) -> list[int]:
+    """Return sizes of full steps, and halves of them, that a small model computes sooner than they are launched."""
+    sizes: list[int] = []
+    size = limits.max_num_batched_tokens
+    while size > PIECE_TOKENS[-1]:
+        stages.step(f"{size} tokens")
+        _warm_up(graphs.warm_up, size, stages, whole=False)
+        if sizes or stages.all_agree(graphs.warm_up(size) > MIN_LAUNCH_SHARE):
+            sizes.append(size)
+        size //= 2
+    return sizes
+
+
 def _warm_up(
-    warm_up: Callable[[int], None], size: int, stages: StartStages, *, whole: bool = True
+    warm_up: Callable[[int], object], size: int, stages: StartStages, *, whole: bool = True
 ) -> None:
     """Run a step of a size, or unless ``whole``, one of each kind of its layers: launching all takes time."""
     with repeated_layers(None if whole else stages.model):
@@ -128,7 +145,7 @@ def _warm_up(
     stages.meet()
 
 
-def _never_waits(warm_up: Callable[[int], None], size: int, stages: StartStages) -> bool:
+def _never_waits(warm_up: Callable[[int], object], size: int, stages: StartStages) -> bool:
     """Return whether the model runs a step without waiting for the device, which no graph holds.
 
     A capture that fails would leave the device in an error.

@@ -1,15 +1,16 @@
 """CUDA graphs of steps with prompts, in pieces: all but their attention is replayed.
 
-Launching the kernels of a prompt takes longer than running them, up to some thousand tokens. A forward
-pass is captured in pieces, cut where a layer attends; in a step, the backends attend between the pieces,
-as in any step that is launched. So lengths, rows and page tables may be any, and only the number of tokens
-is rounded up to that of a graph.
+Launching the kernels of a prompt takes longer than running them, up to some thousand tokens: with small
+models up to 8,192 and more. A forward pass is captured in pieces, cut where a layer attends; in a step, the
+backends attend between the pieces, as in any step that is launched. So lengths, rows and page tables may be
+any, and only the number of tokens is rounded up to that of a graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -26,9 +27,8 @@ from treadle_worker_kit.graph_capture import Pieces, alias
 
 __all__ = ("PromptGraphs",)
 
-MAX_PADDING = 1.25
-"""Tokens that a graph of more than ``MIN_TOKENS`` may compute, for each of the step."""
-MIN_TOKENS = 640
+MAX_PADDING = (640, 2.0**63), (2048, 1.25), (2**63, 1.05)
+"""Up to how many tokens a graph may compute how many for each of the step."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class PromptGraphs:
         size = min((size for size in self._captured if size >= tokens), default=None)
         if (
             size is None
-            or size > max(MAX_PADDING * tokens, MIN_TOKENS)
+            or size > tokens * next(most for limit, most in MAX_PADDING if size <= limit)
             or indices is None
             or len(indices) > self._max_rows
         ):
@@ -112,18 +112,24 @@ class PromptGraphs:
             k = None if call.k is None else call.k[:tokens]
             v = None if call.v is None else call.v[:tokens]
             metadata = forward_ctx.attn_metadata[call.layer.attn_group]
-            call.out[:tokens].copy_(call.layer.attend(call.q[:tokens], k, v, metadata))
+            call.layer.attend(call.q[:tokens], k, v, metadata, call.out[:tokens])
         captured.pieces[-1].replay()
         selects = len(captured.hidden) == len(inputs.logits_indices)
         return captured.hidden[: len(indices) if selects else tokens]
 
     @torch.inference_mode()
-    def warm_up(self, tokens: int) -> None:
-        """Run what the pieces of this size run, to compile kernels and create handles of libraries."""
+    def warm_up(self, tokens: int) -> float:
+        """Run what the pieces of this size run, to compile kernels and create handles of libraries.
+
+        Return the share of the time that launching took.
+        """
         inputs = self._inputs_of(tokens)
         inputs.forward_ctx.attend = lambda layer, q, k, v: self._out(layer, tokens)
+        start = perf_counter()
         self._model.forward(inputs.ids, inputs.positions, inputs.forward_ctx)
+        launched = perf_counter() - start
         torch.cuda.synchronize(self._device)
+        return launched / (perf_counter() - start)
 
     @torch.inference_mode()
     def capture(self, tokens: int) -> bool:

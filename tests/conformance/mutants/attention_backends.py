@@ -126,6 +126,13 @@ SPECIMENS = (
 """),
             ),
             Mutant(
+                "test_a_result_is_written_where_the_caller_says",
+                mine("""
+    def forward_into(self, out, *arguments, **sinks):
+        out[1:] = self.forward(*arguments, **sinks)[1:]
+"""),
+            ),
+            Mutant(
                 "test_its_slots_are_where_tokens_lie",
                 mine("""
     def slot_mapping(self, metadata):

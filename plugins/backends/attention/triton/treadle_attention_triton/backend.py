@@ -170,10 +170,25 @@ class TritonAttention(PagedAttentionBackend):
         *,
         sinks: Tensor | None = None,
     ) -> Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self.forward_into(out, q, k, v, cache, metadata, scales, sinks=sinks)
+        return out
+
+    def forward_into(
+        self,
+        out: Tensor,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        cache: Tensor,
+        metadata: TritonMetadata,
+        scales: tuple[float, float] = (1.0, 1.0),
+        *,
+        sinks: Tensor | None = None,
+    ) -> None:
         if k is not None and v is not None:
             self._write(k, v, cache, metadata.batch, scales)
         q = _dense_rows(q)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for split_batch in metadata.split_batches:
             self._decode(q, cache, out, metadata.batch, split_batch, scales, sinks)
         if metadata.tile_list is not None and metadata.tile is not None:
@@ -182,7 +197,6 @@ class TritonAttention(PagedAttentionBackend):
             )
         elif metadata.tile_list is not None and self.hopper_prefill is not None:
             self.hopper_prefill.forward(q, cache, out, metadata.batch, metadata.tile_list)
-        return out
 
     def _write(
         self,
