@@ -85,7 +85,6 @@ class LLGuidanceMatcher:
         """Where it advances together with others, if that is another process."""
         self._may_move = grammar.can_replay
         self._vocab_size = vocab_size
-        self._row = empty_row(vocab_size + 1)
         self.tokens: list[int] = []
         """All that were accepted, the last of them perhaps in the other process alone."""
         self._num_read = 0
@@ -120,7 +119,7 @@ class LLGuidanceMatcher:
 
     def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
         """Write the ids that may come next into ``bitmask[row]``."""
-        allowed = self._row
+        allowed = empty_row(self._vocab_size + 1)
         self.library.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
         if self.library.is_error() and _error_text(self.library) == DEAD_END:
             allowed.fill(0)
