@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,19 +41,28 @@ class Info(msgspec.Struct):
 
 
 class Graphs:
-    """Captured steps that say which layers ran, and how a size was warmed up last."""
+    """Captured steps that say which layers ran, and how a size was warmed up last.
+
+    Launching takes ``share`` of a step's time; ``waiting`` are sizes with a wait for the device.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self.share = 0.0
+        self.waiting: tuple[int, ...] = ()
+        self.sync_debug_mode: int | str = 0
         self.warm: dict[int, list[int]] = {}
         self.captured: dict[int, list[int]] = {}
 
-    def warm_up(self, size: int, *, with_sampling: bool = False) -> None:
+    def warm_up(self, size: int, *, with_sampling: bool = False) -> float:
+        if size in self.waiting and self.sync_debug_mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
         self.model.ran.clear()
         x = torch.zeros(1, 4)
         for layer in self.model.layers:
             x = layer(x)
         self.warm[size] = list(self.model.ran)
+        return self.share
 
     def capture(self, size: int, *, with_sampling: bool = False) -> bool:
         self.captured[size] = self.warm[size]
@@ -67,11 +77,15 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
     monkeypatch.setattr(capture, "StepGraphs", lambda *_: graphs)
     monkeypatch.setattr(capture, "PromptGraphs", lambda *_: graphs)
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    monkeypatch.setattr(
+        torch.cuda, "set_sync_debug_mode", partial(setattr, graphs, "sync_debug_mode")
+    )
     return graphs
 
 
-def captured(graphs: Graphs, function: Any, **limits: int) -> dict[int, list[int]]:
+def captured(
+    graphs: Graphs, function: Any, most: int | None = None, **limits: int
+) -> dict[int, list[int]]:
     stages = StartStages()
     stages.model = graphs.model
     runner: Any = SimpleNamespace(
@@ -79,7 +93,7 @@ def captured(graphs: Graphs, function: Any, **limits: int) -> dict[int, list[int
     )
     loaded: Any = SimpleNamespace(attention=())
     function(runner, loaded, SchedulerConfig(**limits), stages)
-    assert runner.info.max_graph_tokens == max(graphs.captured)
+    assert runner.info.max_graph_tokens == (most or max(graphs.captured))
     return graphs.captured
 
 
@@ -93,3 +107,21 @@ def test_all_layers_run_before_the_largest_step_is_captured(
     assert layers.pop(max(layers)) == list(range(LAYERS))
     # And before any other, the first, the last, and one of those that are alike.
     assert set(map(tuple, layers.values())) == {(0, 1, LAYERS - 1)}
+
+
+@pytest.mark.parametrize(
+    ("share", "waiting", "long"),
+    [(0.9, (), {4096, 8192}), (0.1, (), set()), (0.9, (8192,), {4096}), (0.9, (4096,), {8192})],
+)
+def test_full_steps_are_captured_where_launching_takes_long(
+    graphs: Graphs, share: float, waiting: tuple[int, ...], long: set[int]
+) -> None:
+    """Unless the model waits for the device there, which would spoil a capture."""
+    graphs.share, graphs.waiting = share, waiting
+    layers = captured(
+        graphs, capture._capture_pieces, max_num_batched_tokens=8192, most=2048, max_num_seqs=16
+    )
+    assert {size for size in layers if size > 2048} == long
+    assert list(layers) == sorted(layers, reverse=True), (
+        "the largest first: the others are in its memory"
+    )

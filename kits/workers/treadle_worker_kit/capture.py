@@ -126,7 +126,8 @@ def _long_sizes(graphs: PromptGraphs, limits: SchedulerConfig, stages: StartStag
     while size > PIECE_TOKENS[-1]:
         stages.step(f"{size} tokens")
         _warm_up(graphs.warm_up, size, stages, whole=False)
-        if sizes or stages.all_agree(graphs.warm_up(size) > MIN_LAUNCH_SHARE):
+        is_launched_long = sizes or stages.all_agree(graphs.warm_up(size) > MIN_LAUNCH_SHARE)
+        if is_launched_long and _never_waits(graphs.warm_up, size, stages):
             sizes.append(size)
         size //= 2
     return sizes
