@@ -15,12 +15,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime import driver
 
 from treadle_fp8_kit.quantize import INT8
 from treadle_fp8_kit.quantize_kernel import quantize_per_block, quantize_per_row
 from treadle_fp8_kit.tiles import Tile
 from treadle_triton_kit.expert_tiles import plan
+from treadle_triton_kit.launch import shared_bytes
 from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = (
@@ -190,12 +190,6 @@ def split_k_reduce_kernel(
     if HAS_BIAS:
         y += tl.load(bias + offs_n, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row * N + offs_n, y.to(out.dtype.element_ty), mask=mask)
-
-
-def shared_bytes() -> int:
-    """Return how much shared memory a program may have on the current device."""
-    properties = driver.active.utils.get_device_properties(torch.cuda.current_device())
-    return int(properties["max_shared_mem"])
 
 
 def multiply(

@@ -12,6 +12,7 @@ from treadle_layers_kit.kernel_op import Example, KernelOp, Sizes, scalar, tenso
 from treadle_layers_kit.packed_experts import packed_experts
 from treadle_layers_kit.packed_layout import E2M1, pack_words
 from treadle_layers_kit.packed_order import NOWHERE, reorder_experts
+from treadle_layers_kit.plain_experts import fused_experts
 
 __all__ = ("EXPERT_OPS", "example_scales", "example_words")
 
@@ -97,6 +98,30 @@ EXPERT_OPS: tuple[KernelOp, ...] = (
         reference=ops.clamped_swiglu,
         example_sizes={"size": 2880},
         small_sizes={"size": 72},
+    ),
+    KernelOp(
+        name="fused_experts",
+        about="""For each choice of an expert, down of the activation of gate_up of its token's row, with the expert's matrices and
+        biases: row i of y is that of choice i. All choices of a token differ. The activation halves the features.""",
+        used_by="Experts.fused_op",
+        args=(
+            tensor("x", "rows, in_features"),
+            tensor("topk_ids", "rows, k", dtype="int64"),
+            tensor("gate_up", "experts, 2 * intermediate_size, in_features"),
+            tensor("down", "experts, in_features, intermediate_size"),
+            tensor("gate_up_bias", "experts, 2 * intermediate_size", optional=True),
+            tensor("down_bias", "experts, in_features", optional=True),
+            scalar("activation"),
+        ),
+        returns=(tensor("y", "rows * k, in_features"),),
+        reference=fused_experts,
+        example_sizes={"in_features": 2048, "intermediate_size": 768, "experts": 128},
+        small_sizes={"in_features": 72, "intermediate_size": 40, "experts": 4},
+        examples={
+            "topk_ids": example_choices,
+            "activation": lambda sizes, dtype, generator: ops.silu_and_mul,
+        },
+        dtypes=("bfloat16", "float16"),
     ),
     KernelOp(
         name="reorder_experts",

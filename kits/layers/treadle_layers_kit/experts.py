@@ -145,6 +145,7 @@ class Experts(nn.Module):
         )
         self.op = gated_activation(activation) if isinstance(activation, str) else activation
         self.combine_op = ops.combine_experts
+        self.fused_op: Callable[..., Tensor] | None = None
         self.hidden_size, self.intermediate_size = hidden_size, shard.size
         self.method = _method(ctx, spec, intermediate_size, is_transposed=is_transposed)
         self.method.create_weights(self, spec)
@@ -198,6 +199,9 @@ class Experts(nn.Module):
     def kernel_sites(self, path: str) -> Iterator[Site]:
         inner, combine = {"size": self.intermediate_size}, partial(setattr, self, "combine_op")
         yield Site(path, ("combine_experts",), ({"size": self.hidden_size},), combine)
+        if isinstance(self.method, PlainExperts):
+            sizes = {"in_features": self.hidden_size, "intermediate_size": self.intermediate_size}
+            yield Site(path, ("fused_experts",), (sizes,), partial(setattr, self, "fused_op"))
         if self.op is ops.silu_and_mul:
             yield Site(path, ("silu_and_mul",), (inner,), partial(setattr, self, "op"))
         elif isinstance(self.op, ClampedSwiGLU):

@@ -20,6 +20,7 @@ __all__ = (
     "apply_all_experts",
     "apply_by_expert",
     "dense_experts",
+    "fused_experts",
     "gathered_experts",
     "grouped_experts",
 )
@@ -31,6 +32,8 @@ Biased = Callable[[Tensor, Any], Tensor]
 # Up to this many tokens a product with every expert is limited by reading the weights, not by the
 # arithmetic, on GPUs from Ampere to Hopper (some 200 operations for each byte read).
 DENSE = 256
+# From more rows of each expert on, products of the vendor's, one after the other, take less time than a kernel of all.
+LONG = 1024
 # A gather reads the matrices, writes the copies and reads those.
 GATHER_COST = 3
 
@@ -64,15 +67,33 @@ class PlainExperts:
         """``[tokens, k, hidden]``: what each token's experts make of it.
 
         On a GPU, steps of up to ``DENSE`` tokens never wait for the device, so that they can be
-        captured in a graph.
+        captured in a graph. With a kernel no step does, unless an expert has ``LONG`` rows and more.
         """
         gate_up, down = module.gate_up_weight, module.down_weight
+        if module.fused_op is not None and topk_ids.numel() <= LONG * len(down):
+            y: Tensor = module.fused_op(x, topk_ids, gate_up, down, *biases_of(module), activation)
+            return y.view(*topk_ids.shape, y.shape[1])
         fn = grouped_experts
         if x.device.type != "cpu" and len(x) <= DENSE:
             is_sparse = GATHER_COST * topk_ids.numel() <= len(gate_up)
             fn = gathered_experts if is_sparse else dense_experts
         first, second = (_adds(bias) for bias in biases_of(module))
         return fn(x, topk_ids, gate_up, down, lambda y, e: activation(first(y, e)), second)
+
+
+def fused_experts(
+    x: Tensor,
+    topk_ids: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    activation: Gated,
+) -> Tensor:
+    """The operation of ``treadle_layers_kit.kernel_ops``, by torch's own: every expert for every token."""
+    first, second = _adds(gate_up_bias), _adds(down_bias)
+    y = dense_experts(x, topk_ids, gate_up, down, lambda y, e: activation(first(y, e)), second)
+    return y.flatten(0, 1)
 
 
 def _adds(bias: Tensor | None) -> Biased:

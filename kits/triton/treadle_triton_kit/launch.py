@@ -1,10 +1,13 @@
-"""Launches that may be left out: a kernel is compiled and loaded before anybody waits for its results."""
+"""Launches that may be left out, and what a program of a launch may have."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ("launch",)
+import torch
+from triton.runtime import driver
+
+__all__ = ("launch", "shared_bytes")
 
 
 def launch(
@@ -20,3 +23,9 @@ def launch(
     compiled = kernel.warmup(*args, grid=grid, **options)
     if compiled is not None:
         _ = compiled.run  # reading it loads the kernel onto the device
+
+
+def shared_bytes() -> int:
+    """Return how much shared memory a program may have on the current device."""
+    properties = driver.active.utils.get_device_properties(torch.cuda.current_device())
+    return int(properties["max_shared_mem"])

@@ -20,6 +20,7 @@ from treadle_layers_kit.plain import PlainLinear
 from treadle_layers_kit.plain_experts import (
     PlainExperts,
     dense_experts,
+    fused_experts,
     gathered_experts,
     grouped_experts,
 )
@@ -111,6 +112,31 @@ def test_the_ways_to_multiply_agree(tokens: int, k: int) -> None:
     for way in (grouped_experts, gathered_experts, dense_experts):
         y = way(X[:tokens], chosen, gate_up, down, lambda x, _: ops.silu_and_mul(x), lambda x, _: x)
         torch.testing.assert_close(y, expected, atol=1e-5, rtol=0, msg=way.__name__)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_kernel_computes_all_products(
+    context: Context, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = checkpoint()
+    if bias:
+        tensors["mlp.gate.bias"] = torch.randn(EXPERTS, generator=RANDOM)
+        for name, width in ("gate_up", 2 * INNER), ("down", HIDDEN):
+            shifts = torch.randn(EXPERTS, width, generator=RANDOM)
+            tensors[f"mlp.experts.{name}_proj_bias"] = shifts
+    layer: Any = moe(context(), tensors, bias=bias)
+    expected = layer(X)
+    (site,) = (s for s in layer.experts.kernel_sites("mlp.experts") if "fused_experts" in s.ops)
+    assert site.sizes == ({"in_features": HIDDEN, "intermediate_size": INNER},)
+    given: list[tuple[Any, ...]] = []
+    site.install(lambda *arguments: (given.append(arguments), fused_experts(*arguments))[1])
+    torch.testing.assert_close(layer(X), expected, atol=1e-5, rtol=0)
+    ((_, _, gate_up, down, *biases, activation),) = given
+    assert gate_up is layer.experts.gate_up_weight and down is layer.experts.down_weight
+    assert [b is not None for b in biases] == [bias] * 2 and activation is layer.experts.op
+    monkeypatch.setattr("treadle_layers_kit.plain_experts.LONG", 2)
+    torch.testing.assert_close(layer(X), expected, atol=1e-5, rtol=0)
+    assert len(given) == 1, "many rows of an expert are multiplied by the vendor's product"
 
 
 def test_only_chosen_experts_are_read(monkeypatch: pytest.MonkeyPatch, context: Context) -> None:

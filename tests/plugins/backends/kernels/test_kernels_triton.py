@@ -57,6 +57,22 @@ CHECKS = {
         bad = topk_softmax(torch.full((2, 6), float("nan")), 3, True)[1]
         assert ((bad >= 0) & (bad < 6)).all(), "ids are read as places of experts"
     """,
+    "fused_experts": """
+        from treadle_kernels_triton import experts as kernels
+        from treadle_layers_kit.plain_experts import fused_experts
+        tiles = kernels.Tile(32, 16, 32, 4, 2, group_m=2), kernels.Tile(32, 128, 32, 4, 2, group_m=3)
+        for rows, experts, k, hidden, inner in (
+            (1, 4, 4, 72, 40), (7, 12, 3, 96, 40), (50, 3, 2, 40, 64), (3, 40, 1, 64, 32), (0, 8, 2, 64, 32),
+        ):
+            for tile in None, *tiles:
+                if tile is not None:
+                    kernels.FEW_CHOICES, kernels.TILES, kernels.MANY_ROWS = 0, (), tile
+                x, ids = torch.randn(rows, hidden), torch.rand(rows, experts).topk(k).indices
+                gate_up, down = torch.randn(experts, 2 * inner, hidden), torch.randn(experts, hidden, inner)
+                for biases in (None, None), (torch.randn(experts, 2 * inner), torch.randn(experts, hidden)):
+                    given = x, ids, gate_up, down, *biases, ops.silu_and_mul
+                    close(kernels.fused_experts(*given), fused_experts(*given))
+    """,
     "rope_and_cache": """
         from treadle_kernels_triton.rotary import rope_and_cache
         for tokens, heads, kv_heads, size, normed in (
@@ -178,7 +194,7 @@ BUILDS = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from treadle_kernels_triton import activation, linear, norm, rotary, sample, split_k_reduce
+    from treadle_kernels_triton import activation, experts, linear, norm, rotary, sample, split_k_reduce
     from treadle_kernels_triton.packed import reorder
 
     def build(kernel, warps, constants, **types):
@@ -226,6 +242,12 @@ BUILDS = """
     assert build(activation.silu_and_mul_kernel, 4, dict(INTERMEDIATE_SIZE=3072, BLOCK_SIZE=2048, USE_PDL=True)) == 0
     sizes = dict.fromkeys(("K", "P", "stride", "shared", "num_experts"), "i32") | dict(topk_ids="*i64", order="*i32")
     assert build(reorder.reorder_experts_kernel, 4, dict(BLOCK=1024, USE_PDL=True), **sizes) == 0
+    for tile in *experts.TILES, experts.MANY_ROWS:
+        for direct in {False, tile is experts.TILES[0]}:
+            chosen = dict(BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, BLOCK_K=tile.block_k, GROUP_M=tile.group_m)
+            chosen |= dict(DIRECT=direct, HAS_BIAS=True, USE_PDL=True)
+            given = {**numbers, **sizes, "tiles": "*i32", "order": "*i64" if direct else "*i32"}
+            assert build(experts.grouped_linear_kernel, tile.num_warps, chosen, **given) == 0
 """
 PROLOGUE = """
     import torch

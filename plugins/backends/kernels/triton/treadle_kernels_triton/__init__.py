@@ -22,6 +22,7 @@ MODULES = {
     "clamped_swiglu": "activation",
     "topk_softmax": "routing",
     "combine_experts": "routing",
+    "fused_experts": "experts",
     "rope_and_cache": "rotary",
     "rope_and_cache_fp8": "rotary",
     "linear": "linear",
@@ -71,7 +72,7 @@ def _refusals(op: str, request: KernelRequest) -> list[str]:
         reasons.append(f"size {request.shape['size']} is more than 32768")
     if op in LINEARS and request.shape["in_features"] % 16:
         reasons.append(f"in_features {request.shape['in_features']} is not a multiple of 16")
-    if op in PACKED and request.dtype == "float32":
+    if op in (*PACKED, "fused_experts") and request.dtype == "float32":
         reasons.append("dtype float32 is not supported")
     if op in PACKED and request.shape["group"] % PACKED[op]:
         reasons.append(f"group {request.shape['group']} is not a multiple of {PACKED[op]}")
