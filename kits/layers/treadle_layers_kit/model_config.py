@@ -95,6 +95,8 @@ def _is_ordinary(name: str, value: Any, default: Any) -> bool:
             return value is None or (
                 isinstance(value, list) and all(isinstance(x, str) for x in value)
             )
+        case "mlp_only_layers":
+            return isinstance(value, list) and all(type(x) is int for x in value)
         case "dtype":
             return value is None or value in DTYPES
         case "transformers_version":
@@ -137,7 +139,7 @@ def _rope_parameters(raw: Mapping[str, Any], default: Mapping[str, Any]) -> dict
 def _set_layer_types(values: dict[str, Any]) -> None:
     if not values["use_sliding_window"]:
         values["sliding_window"] = None
-    if values["layer_types"] is None:
+    if "layer_types" in values and values["layer_types"] is None:
         first = values["max_window_layers"] if values["sliding_window"] else math.inf
         values["layer_types"] = [
             "sliding_attention" if layer >= first else "full_attention"

@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 
 LLAMA3 = {
@@ -92,6 +93,7 @@ UNUSUAL: list[dict[str, Any]] = [
     {"rope_parameters": {**LLAMA3, "factor": 0.5}},
     {"rope_parameters": {**LLAMA3, "low_freq_factor": 4.0}},
     {"partial_rotary_factor": 0.5},
+    {"mlp_only_layers": ["1"]},
 ]
 
 
@@ -121,8 +123,12 @@ def test_it_equals_that_of_transformers(kind: str) -> None:
         assert found.pop("model_type") == kind
         dtype = found.pop("dtype")
         assert (dtype and getattr(torch, dtype)) == expected.dtype
-        assert found == {name: getattr(expected, name) for name in found}, changes
+        # Qwen3-MoE's class lacks what its checkpoints have.
+        optional = {"head_dim", "max_window_layers"} if kind == "qwen3_moe" else set()
+        wanted = {name: getattr(expected, name) for name in found if name not in optional}
+        assert wanted == {name: found[name] for name in wanted}, changes
         known = {name for name, value in described(expected).items() if value is not None}
+        known -= {CONFIG_MAPPING[kind].attribute_map.get(name) for name in found}
         missing = known - found.keys() - {"dtype"}
         assert missing <= IGNORED
         assert config.get_text_config() is config and config.rope_scaling == expected.rope_scaling
@@ -147,6 +153,27 @@ def test_the_plugin_of_the_architecture_reads_it(kind: str, architecture: str) -
     raw, config = read_config(ModelFiles(Path("/nowhere"), (), source), without_fallback())
     assert isinstance(config, PlainConfig) and raw == source
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 7.0}
+
+
+def test_a_published_configuration_of_experts_is_read() -> None:
+    """Qwen3-30B-A3B's."""
+    source = {
+        "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,
+        "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48,
+        "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+        "num_key_value_heads": 4, "output_router_logits": False, "rms_norm_eps": 1e-06, "rope_scaling": None,
+        "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": None, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False,
+        "vocab_size": 151936,
+    }  # fmt: skip
+    _, config = read_config(ModelFiles(Path("/nowhere"), (), source), without_fallback())
+    assert isinstance(config, PlainConfig)
+    expected = CONFIG_MAPPING["qwen3_moe"].from_dict(deepcopy(source))
+    names = source.keys() - {"architectures", "torch_dtype", "rope_theta", "rope_scaling"}
+    assert {n: getattr(config, n) for n in names} == {n: getattr(expected, n) for n in names}
+    assert config.rope_parameters == expected.rope_parameters
 
 
 def test_reading_one_changes_nothing_and_shares_nothing() -> None:

@@ -13,7 +13,7 @@ __all__ = ("treadle_model", "treadle_model_config")
 
 @impl
 def treadle_model_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Read the dense models' configurations without transformers."""
+    """Read the configurations without transformers."""
     from treadle_layers_kit.model_config import read_fields
     from treadle_qwen.config import FIELDS
 
