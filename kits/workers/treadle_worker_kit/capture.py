@@ -99,11 +99,11 @@ def _capture_pieces(
     """Capture steps with prompts in pieces, and return whether the model lets them be captured."""
     graphs = PromptGraphs(loaded, limits.max_num_seqs)
     sizes = [size for size in PIECE_TOKENS if size <= limits.max_num_batched_tokens]
-    with stages.ahead() as compiles:
-        for tokens in sizes[::-1] if compiles else ():
-            graphs.warm_up(tokens)
     if not sizes:
         return True
+    with stages.ahead() as compiles:
+        for tokens in {limits.max_num_batched_tokens, *sizes} if compiles else ():
+            graphs.warm_up(tokens)
     most = sizes[-1]
     if not _never_waits(graphs.warm_up, most, stages):
         return False
