@@ -312,10 +312,11 @@ class LLM:
             raise
 
     def _feed(self, feed: deque[EngineRequest]) -> None:
-        """Add as many tokens as a step takes: the rest is added while the device computes it."""
+        """Add what a step has tokens for, or as many as run, whose tokens may be cached; the rest while it is computed."""
         tokens = self.config.scheduler.max_num_batched_tokens
         room = sys.maxsize if self._assets.priorities else tokens
-        while feed and room > 0:
+        count = len(self._core.scheduler.running)
+        while feed and (room > 0 or count > 0):
             request = feed[0]
             label = self._outputs.request_of(request.id)
             if label is not None:  # else it was ended before it began
@@ -327,7 +328,8 @@ class LLM:
                     self._rejected[label] = error
                     feed.clear()
                     return
-            room -= len(feed.popleft().prompt_ids)
+            is_shared = feed.popleft().prefix_leader is not None
+            room, count = room - (1 if is_shared else len(request.prompt_ids)), count - 1
 
     def _check_alive(self) -> None:
         if self._failure is not None:

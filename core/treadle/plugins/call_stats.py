@@ -57,9 +57,8 @@ class CallCounter:
 class PluginCallStats:
     """Calls by plugin (``kind:key``), hook or method, and outcome, and their total time.
 
-    A call that exceeds the time budget of its kind is ``slow``, one that raises is ``error``, every
-    other is ``ok``. ``budgets`` replaces the budgets of some kinds, in seconds. Counts only grow.
-    Safe in threads.
+    A call that exceeds the time budget of its kind is ``slow``, one that raises is ``error``, every other is ``ok``.
+    ``budgets`` replaces the budgets of some kinds, in seconds. Counts only grow. Safe in threads.
     """
 
     def __init__(self, budgets: Mapping[str, float] | None = None) -> None:

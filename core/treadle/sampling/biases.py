@@ -1,8 +1,7 @@
 """Sparse additions to the logits: ``logit_bias``, ``bad_words`` of one token, ``min_tokens``.
 
-A slot has entries (token, value, until): the value is added while the position is below
-``until``. A ban adds -inf; ``min_tokens`` bans the stop ids up to a position. One scatter applies
-all entries, in any order.
+A slot has entries (token, value, until): the value is added while the position is below ``until``. A ban adds -inf;
+``min_tokens`` bans the stop ids up to a position. One scatter applies all entries, in any order.
 """
 
 from __future__ import annotations
