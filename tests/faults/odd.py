@@ -280,6 +280,9 @@ class Backend(Proxy):
     def slot_mapping(self, plan: Any) -> Any:
         return self._fault("slot_mapping", lambda: self._inner.slot_mapping(plan))
 
+    def forward_into(self, out: Any, *arguments: Any) -> Any:
+        return self._fault("forward_into", lambda: out.copy_(self._inner.forward(*arguments)))
+
 
 @impl
 def treadle_kernel_op(op: str, options: Any) -> Any:

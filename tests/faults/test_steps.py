@@ -4,12 +4,27 @@ everybody else goes on."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from engines import EXPERTS, USE, calls, failure_pattern, finish, healthy, name
+import torch
+from engines import (
+    EXPERTS,
+    USE,
+    calls,
+    config,
+    create_plugins,
+    failure_pattern,
+    finish,
+    healthy,
+    name,
+)
 
 from treadle import LLM, SamplingParams
-from treadle.errors import EngineDeadError, EngineError
+from treadle.api.attention import SupportsOutputBuffer
+from treadle.api.kinds import ATTENTION_BACKENDS
+from treadle.errors import EngineDeadError, EngineError, PluginLoadError
+from treadle.testing.attention import AttentionCase, requests
 
 fault = pytest.mark.fault
 Odd = Callable[..., LLM]
@@ -220,6 +235,28 @@ def test_a_writer_that_raises_fails_its_step(odd: Odd, expected: list[int], fail
         )
     assert calls(llm, "attention_backends", "slot_mapping") == {"error": 1}
     healthy(llm, expected)
+
+
+@fault("attention_backends", "forward_into")
+@pytest.mark.parametrize("failure", ["RuntimeError", "Panic"])
+def test_a_backend_that_cannot_write_a_result_is_named(failure: str) -> None:
+    """It is asked to between the pieces of a captured prompt, which a CPU has not."""
+    kind = "attention_backends"
+    plugins = create_plugins(config(kind, "forward_into", failure, times=1))
+    request = requests["float32"]
+    offer = plugins.best_offer(ATTENTION_BACKENDS, "odd", request=request)
+    assert offer is not None
+    backend: Any = offer.create()
+    assert isinstance(backend, SupportsOutputBuffer)
+    case = AttentionCase(request, [3], [3], offer.page_sizes[0], device="cpu")
+    cache = case.cache(backend)
+    out, plan = torch.zeros_like(case.q), backend.build_metadata(case.batch)
+    pattern = failure_pattern(kind, "forward_into", f"{failure}: odd")
+    with pytest.raises(PluginLoadError, match=pattern):
+        backend.forward_into(out, case.q, case.k, case.v, cache, plan)
+    backend.forward_into(out, case.q, case.k, case.v, cache, plan)
+    case.check(out)
+    assert calls(plugins, kind, "forward_into") == {"error": 1}
 
 
 @fault("models", "forward", "compute_logits")
