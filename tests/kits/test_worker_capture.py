@@ -84,7 +84,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
 
 
 def captured(
-    graphs: Graphs, function: Any, most: int | None = None, **limits: int
+    graphs: Graphs, function: Any, most: int | None = None, **limits: Any
 ) -> dict[int, list[int]]:
     stages = StartStages()
     stages.model = graphs.model
@@ -92,7 +92,8 @@ def captured(
         info=Info(), sampler=SimpleNamespace(sample_op=None, argmax_op=None)
     )
     loaded: Any = SimpleNamespace(attention=())
-    function(runner, loaded, SchedulerConfig(**limits), stages)
+    options = {"has_room": limits.pop("has_room")} if "has_room" in limits else {}
+    function(runner, loaded, SchedulerConfig(**limits), stages, **options)
     assert runner.info.max_graph_tokens == (most or max(graphs.captured))
     return graphs.captured
 
@@ -110,17 +111,24 @@ def test_all_layers_run_before_the_largest_step_is_captured(
 
 
 @pytest.mark.parametrize(
-    ("share", "waiting", "long"),
-    [(0.9, (), {4096, 8192}), (0.1, (), set()), (0.9, (8192,), {4096}), (0.9, (4096,), {8192})],
+    ("share", "waiting", "has_room", "long"),
+    [
+        (0.9, (), True, {4096, 8192}),
+        (0.1, (), True, set()),
+        (0.9, (8192,), True, {4096}),
+        (0.9, (4096,), True, {8192}),
+        (0.9, (), False, set()),
+    ],
 )
 def test_full_steps_are_captured_where_launching_takes_long(
-    graphs: Graphs, share: float, waiting: tuple[int, ...], long: set[int]
+    graphs: Graphs, share: float, waiting: tuple[int, ...], has_room: bool, long: set[int]
 ) -> None:
-    """Unless the model waits for the device there, which would spoil a capture."""
+    """Unless the model waits for the device there, which would spoil a capture, or has no memory for it."""
     graphs.share, graphs.waiting = share, waiting
     layers = captured(
-        graphs, capture._capture_pieces, max_num_batched_tokens=8192, most=2048, max_num_seqs=16
-    )
+        graphs, capture._capture_pieces, max_num_batched_tokens=8192, most=2048, max_num_seqs=16,
+        has_room=has_room,
+    )  # fmt: skip
     assert {size for size in layers if size > 2048} == long
     assert list(layers) == sorted(layers, reverse=True), (
         "the largest first: the others are in its memory"

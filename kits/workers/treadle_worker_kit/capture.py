@@ -47,7 +47,8 @@ def capture_graphs(
     else:
         name = loaded.info.attention
         report.append(f"Steps are not captured as a whole: attention {name} is not graph-safe.")
-    if not _capture_pieces(runner, loaded, limits, stages):
+    has_room = torch.cuda.mem_get_info(loaded.device)[0] > 2 * usage.activations
+    if not _capture_pieces(runner, loaded, limits, stages, has_room=has_room):
         report.append(
             "Steps with long prompts are not captured: the model waits for the device, or attends "
             "elsewhere than in its attention layers."
@@ -94,9 +95,17 @@ def _step_sizes(limits: SchedulerConfig, most: int) -> tuple[list[int], int]:
 
 
 def _capture_pieces(
-    runner: ModelRunner, loaded: LoadedModel, limits: SchedulerConfig, stages: StartStages
+    runner: ModelRunner,
+    loaded: LoadedModel,
+    limits: SchedulerConfig,
+    stages: StartStages,
+    *,
+    has_room: bool = True,
 ) -> bool:
-    """Capture steps with prompts in pieces, and return whether the model lets them be captured."""
+    """Capture steps with prompts in pieces, and return whether the model lets them be captured.
+
+    ``has_room`` is whether there is memory for the results of a full step.
+    """
     graphs = PromptGraphs(loaded, limits.max_num_seqs)
     sizes = [size for size in PIECE_TOKENS if size <= limits.max_num_batched_tokens]
     if not sizes:
@@ -107,7 +116,8 @@ def _capture_pieces(
     most = sizes[-1]
     if not _never_waits(graphs.warm_up, most, stages):
         return False
-    for tokens in [*_long_sizes(graphs, limits, stages), *sizes[::-1]]:
+    long_sizes = _long_sizes(graphs, limits, stages) if stages.all_agree(has_room) else []
+    for tokens in [*long_sizes, *sizes[::-1]]:
         stages.step(f"{tokens} tokens")
         if tokens < most:
             _warm_up(graphs.warm_up, tokens, stages, whole=False)
