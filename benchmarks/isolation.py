@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -68,14 +69,14 @@ def main() -> None:
     arguments.add_argument("--vocab", type=int, default=151936)
     arguments.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64, 256])
     arguments.add_argument("--backends", nargs="*", default=["llguidance", "outlines"])
-    arguments.add_argument("--folder", type=Path, default=Path("benchmark-tokenizer"))
     options = arguments.parse_args()
-    options.folder.mkdir(exist_ok=True)
-    make_tokenizer(options.folder)
-    parsers(options)
-    asyncio.run(routes(options))
-    for key in options.backends:
-        grammars(key, options)
+    with tempfile.TemporaryDirectory() as folder:
+        options.folder = Path(folder)
+        make_tokenizer(options.folder)
+        parsers(options)
+        asyncio.run(routes(options))
+        for key in options.backends:
+            grammars(key, options)
 
 
 def parsers(options: argparse.Namespace) -> None:
