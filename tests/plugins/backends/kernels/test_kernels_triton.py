@@ -60,13 +60,16 @@ CHECKS = {
     "fused_experts": """
         from treadle_kernels_triton import experts as kernels
         from treadle_layers_kit.plain_experts import fused_experts
-        tiles = kernels.Tile(32, 16, 32, 4, 2, group_m=2), kernels.Tile(32, 128, 32, 4, 2, group_m=3)
+        names = "FEW_CHOICES", "TILES", "MANY_ROWS"
+        chosen = [tuple(getattr(kernels, name) for name in names)]
+        chosen += [(0, (), kernels.Tile(32, rows, 32, 4, 2, group_m=rows % 7)) for rows in (16, 128)]
         for rows, experts, k, hidden, inner in (
-            (1, 4, 4, 72, 40), (7, 12, 3, 96, 40), (50, 3, 2, 40, 64), (3, 40, 1, 64, 32), (0, 8, 2, 64, 32),
+            (1, 4, 4, 72, 40), (7, 12, 3, 96, 40), (50, 3, 2, 40, 64), (90, 6, 1, 40, 64), (170, 6, 1, 40, 64),
+            (3, 40, 1, 64, 32), (0, 8, 2, 64, 32),
         ):
-            for tile in None, *tiles:
-                if tile is not None:
-                    kernels.FEW_CHOICES, kernels.TILES, kernels.MANY_ROWS = 0, (), tile
+            for values in chosen:
+                for name, value in zip(names, values):
+                    setattr(kernels, name, value)
                 x, ids = torch.randn(rows, hidden), torch.rand(rows, experts).topk(k).indices
                 gate_up, down = torch.randn(experts, 2 * inner, hidden), torch.randn(experts, hidden, inner)
                 for biases in (None, None), (torch.randn(experts, 2 * inner), torch.randn(experts, hidden)):
