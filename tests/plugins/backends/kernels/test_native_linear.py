@@ -54,7 +54,7 @@ def product(
     linear.bias = None if bias is None else bias.data_ptr()
     linear.levels = levels
     y = torch.full((len(x), n), torch.nan)
-    LIBRARY.tn_linear_test(handle, ctypes.byref(linear), x.data_ptr(), len(x), y.data_ptr())
+    LIBRARY.tn_multiply(handle, ctypes.byref(linear), x.data_ptr(), len(x), y.data_ptr())
     return y
 
 

@@ -58,7 +58,7 @@ def run(engine: tuple[ctypes.CDLL, int], pauses: list[float]) -> None:
         while time.perf_counter() < end:
             pass  # a sleep would be longer
         y.fill_(torch.nan)
-        native.tn_linear_test(handle, ctypes.byref(linear), x.data_ptr(), 5, y.data_ptr())
+        native.tn_multiply(handle, ctypes.byref(linear), x.data_ptr(), 5, y.data_ptr())
         torch.testing.assert_close(y.double(), expected, atol=1e-4, rtol=0)
 
 

@@ -85,8 +85,9 @@ def treadle_quantization(
         )
     from treadle_kernels_native.int4 import Int4Scheme
     from treadle_kernels_native.int8 import Int8Scheme
+    from treadle_kernels_native.linears import NativeLinears
 
-    return Int8Scheme() if method == "int8" else Int4Scheme()
+    return (Int8Scheme if method == "int8" else Int4Scheme)(NativeLinears())
 
 
 @impl

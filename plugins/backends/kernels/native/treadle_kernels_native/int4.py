@@ -1,7 +1,8 @@
 """Weights in four bits, made while loading: ``--quantization int4`` on a CPU.
 
 Groups of 64 inputs share a scale. A matrix whose inputs are no multiple of 128 is kept in eight bits.
-The library rounds activations to eight bits, row by row; torch multiplies with the dequantized weight.
+The library rounds activations to eight bits, row by row; where it was not built, torch multiplies with the dequantized
+weight.
 """
 
 from __future__ import annotations
@@ -102,9 +103,9 @@ class Int4Linear(RoundedLinear):
     def replace(self, module: nn.Module, weight: Tensor) -> None:
         module.add_module("int4", RowInt4(*quantize(weight)))
 
-    def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        y: Tensor = module.int4(x)
-        return y if bias is None else y + bias
+    def dense(self, module: Any, dtype: torch.dtype) -> Tensor:
+        weight: Tensor = module.int4.dense(dtype)
+        return weight
 
 
 class Int4Scheme(Int8Scheme):
@@ -115,4 +116,5 @@ class Int4Scheme(Int8Scheme):
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
         if is_layer_skipped(spec, HEADS):
             return None
-        return Int8Linear() if spec.in_features % BLOCK else Int4Linear()
+        kind = Int8Linear if spec.in_features % BLOCK else Int4Linear
+        return kind(self._native)

@@ -1,13 +1,13 @@
 """Weights in eight bits, made while loading: ``--quantization int8`` on a CPU.
 
-Each output has a scale. The library rounds activations to eight bits too, row by row; torch, which runs what
-the library does not, multiplies with the dequantized weight.
+Each output has a scale. The library rounds activations to eight bits too, row by row, whether it runs steps as a
+whole or these layers alone. Where it was not built, torch multiplies with the dequantized weight.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,9 @@ from treadle.api.models import LinearMethod, LinearSpec
 from treadle_layers_kit import empty_weight
 from treadle_layers_kit.mapping import is_mapped, release_pages
 from treadle_layers_kit.quantized import is_layer_skipped
+
+if TYPE_CHECKING:
+    from treadle_kernels_native.linears import NativeLinears
 
 __all__ = ("Int8Linear", "Int8Scheme", "RoundedLinear", "quantize", "row_sums")
 
@@ -50,6 +53,10 @@ class RoundedLinear(ABC):
 
     treadle_unguarded = True  # whoever runs its module knows it by its class
 
+    def __init__(self, native: NativeLinears) -> None:
+        """``native`` runs layers of models that the library does not run as a whole."""
+        self._native = native
+
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         """Register the weight as the checkpoint has it."""
         shape = (sum(spec.out_features), spec.in_features)
@@ -61,8 +68,15 @@ class RoundedLinear(ABC):
         """Give the module what stands in the place of its weight, which it has no longer."""
 
     @abstractmethod
+    def dense(self, module: Any, dtype: torch.dtype) -> Tensor:
+        """Return the weight ``[out, in]``."""
+
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         """See ``LinearMethod``."""
+        y = self._native.run(module, x)
+        if y is None:
+            y = F.linear(x, self.dense(module, x.dtype))
+        return y if bias is None else y + bias
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
         """Replace the weight, a matrix at a time."""
@@ -80,9 +94,9 @@ class Int8Linear(RoundedLinear):
         for name, data in zip(("weight", "weight_scale"), quantize(weight), strict=True):
             module.register_parameter(name, nn.Parameter(data, requires_grad=False))
 
-    def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        weight = module.weight.to(x.dtype) * module.weight_scale[:, None].to(x.dtype)
-        return F.linear(x, weight, bias)
+    def dense(self, module: Any, dtype: torch.dtype) -> Tensor:
+        weight: Tensor = module.weight.to(dtype) * module.weight_scale[:, None].to(dtype)
+        return weight
 
 
 class Int8Scheme:
@@ -90,8 +104,11 @@ class Int8Scheme:
 
     name = "int8"
 
+    def __init__(self, native: NativeLinears) -> None:
+        self._native = native
+
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
-        return None if is_layer_skipped(spec, HEADS) else Int8Linear()
+        return None if is_layer_skipped(spec, HEADS) else Int8Linear(self._native)
 
     def experts_method(self, spec: Any) -> None:
         return None

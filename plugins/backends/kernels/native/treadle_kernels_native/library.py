@@ -55,7 +55,7 @@ def load_library(path: Path | None = None) -> ctypes.CDLL:
                 None,
                 (c_void_p, POINTER(Layer), POINTER(Step), c_void_p, c_void_p),
             ),
-            "tn_linear_test": (None, (c_void_p, POINTER(Linear), c_void_p, c_int64, c_void_p)),
+            "tn_multiply": (None, (c_void_p, POINTER(Linear), c_void_p, c_int64, c_void_p)),
         }
         for name, (result, arguments) in functions.items():
             function = getattr(library, name)

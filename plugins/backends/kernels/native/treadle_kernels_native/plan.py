@@ -18,7 +18,8 @@ from treadle.api.attention import MaskKind
 from treadle.errors import UnsupportedModelError
 from treadle_kernels_native.int8 import RoundedLinear
 from treadle_kernels_native.library import LibraryError, choose_instruction_set, load_library
-from treadle_kernels_native.program import NativeProgram, row_weight
+from treadle_kernels_native.linear_structs import row_weight
+from treadle_kernels_native.program import NativeProgram
 from treadle_kernels_native.structs import InstructionSet
 from treadle_layers_kit import (
     CausalDecoder,

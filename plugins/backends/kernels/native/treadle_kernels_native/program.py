@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from treadle.errors import EngineError
-from treadle_kernels_native.int4 import byte_sums, levels_struct, scaled_sums
-from treadle_kernels_native.int8 import quantize, row_sums
+from treadle_kernels_native.int8 import quantize
+from treadle_kernels_native.linear_structs import FORMATS, LinearStructs, bias_of, row_weight
+from treadle_kernels_native.linears import destroy
 from treadle_kernels_native.structs import (
     MAX_TABLES,
-    Format,
     InstructionSet,
     Layer,
     Linear,
@@ -25,16 +25,10 @@ from treadle_kernels_native.structs import (
     Step,
 )
 from treadle_layers_kit.decode_step import DecoderFacts
-from treadle_layers_kit.dequantized import REPACKED
 from treadle_layers_kit.mapping import is_mapped, release_pages
-from treadle_layers_kit.packed import NumbersPart
-from treadle_layers_kit.row_bytes import RowBytes
-from treadle_layers_kit.row_int4 import RowInt4
-from treadle_layers_kit.row_packing import ORDER
 
-__all__ = ("NativeProgram", "row_weight")
+__all__ = ("NativeProgram",)
 
-FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 MAX_THREADS = 256
 
 
@@ -53,7 +47,8 @@ class NativeProgram:
         pin: bool,
     ) -> None:
         self._library = library
-        self._kept: list[Any] = []  # what the structs point to
+        self._linears = LinearStructs()
+        self._kept = self._linears.kept
         self._ropes: dict[int, tuple[Tensor, Tensor]] = {}
         self._sizes = facts
         self._model = self._describe(model)
@@ -165,105 +160,28 @@ class NativeProgram:
         cos, sin = self._rope(block.rotary)
         struct.cos, struct.sin = cos.data_ptr(), sin.data_ptr()
         struct.keys, struct.values = cache[0].data_ptr(), cache[1].data_ptr()
-        struct.qkv, struct.o = self._linear(block.qkv_proj), self._linear(block.o_proj)
-        struct.gate_up, struct.down = self._linear(mlp.gate_up_proj), self._linear(mlp.down_proj)
+        struct.qkv, struct.o = self._linears.of(block.qkv_proj), self._linears.of(block.o_proj)
+        struct.gate_up, struct.down = (
+            self._linears.of(mlp.gate_up_proj),
+            self._linears.of(mlp.down_proj),
+        )
         struct.scale, struct.window = request.scale, request.window or 0
         struct.table = facts.cache_groups[block.attn.attn_group]
 
     def _head(self, head: Any, *, rounds: bool) -> Linear:
         """The output head, in eight bits where activations of layers are: it is read for every token."""
         if not rounds or row_weight(head) is not None:
-            return self._linear(head)
+            return self._linears.of(head)
         weight = head.get_parameter("weight")
         codes, scales = quantize(weight.detach())
         if is_mapped(weight):
             release_pages(weight)  # steps read only some rows of an embedding that is tied to it
-        return self._int8(codes, scales, self._bias(head))
-
-    def _bias(self, linear: Any) -> Tensor | None:
-        return None if linear.bias is None else linear.bias.detach().float().contiguous()
-
-    def _int8(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Linear:
-        return Linear(
-            weight=self._address(codes),
-            bias=self._address(bias),
-            scales=self._address(scales),
-            sums=self._address(row_sums(codes)),
-            n=codes.shape[0],
-            k=codes.shape[1],
-            format=Format.INT8,
-        )
-
-    def _int4(self, weight: RowInt4, order: Tensor | None, bias: Tensor | None) -> Linear:
-        levels, multiples, unit = None, None, 1.0
-        if weight.levels is not None:
-            struct = levels_struct(weight.levels)
-            self._kept.append(struct)
-            levels, multiples, unit = ctypes.addressof(struct), list(struct.multiples), struct.unit
-        sums = scaled_sums(weight.codes, weight.scales, multiples).mul_(unit)
-        return Linear(
-            weight=self._address(weight.codes),
-            bias=self._address(bias),
-            scales=self._address(weight.scales),
-            offsets=self._address(weight.offsets),
-            sums=self._address(sums),
-            order=self._address(None if order is None else order.to(torch.int32)),
-            levels=levels,
-            n=weight.codes.shape[0],
-            k=2 * weight.codes.shape[1],
-            format=Format.INT4,
-            group=weight.group,
-        )
-
-    def _bytes(self, weight: RowBytes, order: Tensor | None, bias: Tensor | None) -> Linear:
-        codes, scales, offsets = weight.codes, weight.scales, weight.offsets
-        is_int8, is_plain = codes.dtype == torch.int8, offsets is None and scales.shape[1] == 1
-        if is_int8 and is_plain and weight.rounds_inputs:
-            return self._int8(codes, scales, bias)
-        return Linear(
-            weight=self._address(codes),
-            bias=self._address(bias),
-            scales=self._address(scales),
-            offsets=self._address(offsets),
-            sums=self._address(
-                byte_sums(codes, scales) if is_int8 and weight.rounds_inputs else None
-            ),
-            order=self._address(None if order is None else order.to(torch.int32)),
-            n=codes.shape[0],
-            k=codes.shape[1],
-            format=Format.GROUPED_INT8 if is_int8 else Format.GROUPED_FP8,
-            group=weight.group,
-        )
-
-    def _linear(self, linear: Any) -> Linear:
-        bias, stored = self._bias(linear), row_weight(linear)
-        if isinstance(stored, RowInt4):
-            return self._int4(stored, linear._buffers.get(ORDER), bias)
-        if isinstance(stored, RowBytes):
-            return self._bytes(stored, linear._buffers.get(ORDER), bias)
-        weight = (stored or linear).get_parameter("weight").detach()
-        if weight.dtype == torch.int8:
-            return self._int8(weight, linear.weight_scale.detach(), bias)
-        return Linear(
-            weight=self._address(weight),
-            bias=self._address(bias),
-            n=weight.shape[0],
-            k=weight.shape[1],
-            format=FORMATS[weight.dtype],
-        )
-
-    def _address(self, tensor: Tensor | None) -> int | None:
-        """Keep a tensor, and return where it is."""
-        if tensor is None:
-            return None
-        self._kept.append(tensor)
-        address: int = tensor.data_ptr()
-        return address
+        return self._linears.int8(codes, scales, bias_of(head))
 
     def _norm(self, norm: Any) -> int | None:
         if norm is None:
             return None
-        return self._address((norm.weight.detach().float() + norm.offset).contiguous())
+        return self._linears.address((norm.weight.detach().float() + norm.offset).contiguous())
 
     def _rope(self, rotary: Any) -> tuple[Tensor, Tensor]:
         """Cosines and sines of all positions, ``[max_model_len, head_size / 2]``, as ``cos_sin`` has them."""
@@ -295,18 +213,3 @@ class NativeProgram:
         for index, table in enumerate(facts.page_tables):
             step.tables[index] = table.ctypes.data
         return step
-
-
-def row_weight(linear: Any) -> RowInt4 | RowBytes | NumbersPart | None:
-    """Return the weight that a quantization method brought into rows, if it did."""
-    for name in ("int4", REPACKED):
-        module = linear._modules.get(name)
-        if isinstance(module, RowInt4 | RowBytes | NumbersPart):
-            return module
-    return None
-
-
-def destroy(library: ctypes.CDLL, engine: int, process: int) -> None:
-    """End an engine, unless this is a child that was forked since: it has none of the threads."""
-    if os.getpid() == process:
-        library.tn_destroy(engine)

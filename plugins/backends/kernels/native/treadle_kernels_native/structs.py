@@ -17,7 +17,7 @@ __all__ = (
     "Step",
 )
 
-ABI = 8
+ABI = 9
 MAX_TABLES = 8
 
 

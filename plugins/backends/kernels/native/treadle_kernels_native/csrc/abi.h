@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define TN_ABI 8
+#define TN_ABI 9
 #define TN_EXPORT __attribute__((visibility("default")))
 #define TN_MAX_TABLES 8
 
@@ -90,6 +90,8 @@ TN_EXPORT void tn_run(tn_engine *engine, const tn_step *step);
 /* After a step all of whose rows have logits: the index of the largest of each, the lowest of equals, which becomes
  * the last token of its slot; -1 where one is NaN, and the last token becomes 0. result is [rows]. */
 TN_EXPORT void tn_argmax(tn_engine *engine, const tn_step *step, int64_t *result);
+/* One linear layer on x [m, k] in float, of up to 512 rows; y is [m, n]. One call at a time. */
+TN_EXPORT void tn_multiply(tn_engine *engine, const tn_linear *linear, const float *x, int64_t m, float *y);
 TN_EXPORT void tn_destroy(tn_engine *engine);
 /* For tests: the innermost loops of an instruction set, or NULL if this machine lacks it. */
 typedef struct tn_kernels tn_kernels;
@@ -97,7 +99,5 @@ TN_EXPORT const tn_kernels *tn_kernels_test(int64_t isa);
 /* For tests: turn queries and keys, store keys and values, and attend. qkv is [tokens, (heads + 2 kv_heads) * head_size],
  * attended [tokens, heads * head_size]. */
 TN_EXPORT void tn_attention_test(tn_engine *engine, const tn_layer *layer, const tn_step *step, const float *qkv, float *attended);
-/* For tests: one linear layer on x [m, k] in float, y [m, n]. */
-TN_EXPORT void tn_linear_test(tn_engine *engine, const tn_linear *linear, const float *x, int64_t m, float *y);
 
 #endif

@@ -185,6 +185,32 @@ void tn_run(tn_engine *engine, const tn_step *step) {
     }
 }
 
+typedef struct {
+    tn_engine *engine;
+    const tn_linear *linear;
+    const float *x;
+    float *y;
+    int64_t m;
+} linear_job;
+
+static void run_linear(void *context, int thread) {
+    const linear_job *job = context;
+    tn_engine *engine = job->engine;
+#if defined(__x86_64__)
+    if (engine->isa >= TN_AMX) tn_amx_begin();
+#endif
+    const tn_operand x = operand_of(engine, thread, job->linear, job->x, NULL, job->m);
+    tn_linear_run(engine, thread, job->linear, &x, job->m, job->y, job->linear->n, 0);
+#if defined(__x86_64__)
+    if (engine->isa >= TN_AMX) tn_amx_end();
+#endif
+}
+
+void tn_multiply(tn_engine *engine, const tn_linear *linear, const float *x, int64_t m, float *y) {
+    linear_job job = {engine, linear, x, y, m};
+    tn_pool_run(engine->pool, run_linear, &job);
+}
+
 /* ------------------------------------------------------------------------------------- for tests */
 
 typedef struct {
@@ -215,30 +241,4 @@ void tn_attention_test(tn_engine *engine, const tn_layer *layer, const tn_step *
         memcpy(attended, engine->attended, (size_t)(s.tokens * queries) * sizeof(float));
         qkv += s.tokens * width, attended += s.tokens * queries;
     }
-}
-
-typedef struct {
-    tn_engine *engine;
-    const tn_linear *linear;
-    const float *x;
-    float *y;
-    int64_t m;
-} linear_job;
-
-static void run_linear(void *context, int thread) {
-    const linear_job *job = context;
-    tn_engine *engine = job->engine;
-#if defined(__x86_64__)
-    if (engine->isa >= TN_AMX) tn_amx_begin();
-#endif
-    const tn_operand x = operand_of(engine, thread, job->linear, job->x, NULL, job->m);
-    tn_linear_run(engine, thread, job->linear, &x, job->m, job->y, job->linear->n, 0);
-#if defined(__x86_64__)
-    if (engine->isa >= TN_AMX) tn_amx_end();
-#endif
-}
-
-void tn_linear_test(tn_engine *engine, const tn_linear *linear, const float *x, int64_t m, float *y) {
-    linear_job job = {engine, linear, x, y, m};
-    tn_pool_run(engine->pool, run_linear, &job);
 }
