@@ -1,4 +1,4 @@
-"""Quantized layers of models that the library does not run as a whole: one call for each."""
+"""Layers and experts of models that the library does not run as a whole: one call for each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from treadle_kernels_native import linears
+from treadle_kernels_native import linears, treadle_kernel_op
 from treadle_kernels_native.int4 import Int4Linear
 from treadle_kernels_native.int8 import Int8Linear, RoundedLinear
 from treadle_kernels_native.library import LibraryError, missing_reason
@@ -18,7 +18,10 @@ from treadle_kernels_native.linears import MAX_ROWS, NativeLinears
 
 from treadle import LLM, SamplingParams
 from treadle.api.models import LinearSpec
+from treadle.api.types import DeviceInfo, KernelRequest, Refusal
 from treadle.testing.checkpoints import make_checkpoint
+from treadle_layers_kit import ops
+from treadle_layers_kit.plain_experts import fused_experts
 
 KINDS = [Int8Linear, Int4Linear]
 pytestmark = pytest.mark.skipif(missing_reason() is not None, reason="no library was built")
@@ -131,3 +134,56 @@ def test_experts_run_in_the_library(tmp_path: Path, quantization: str) -> None:
             (output,) = llm.generate([[5, 6, 7]], params, use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 4
     assert len(calls) > 20 and all(calls)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_experts_in_the_type_of_the_activations(dtype: torch.dtype, has_bias: bool) -> None:
+    torch.manual_seed(0)
+    request = KernelRequest(
+        DeviceInfo("cpu"),
+        str(dtype).removeprefix("torch."),
+        {"in_features": 64, "intermediate_size": 96},
+    )
+    offer: Any = treadle_kernel_op("fused_experts", request, {})
+    op = offer.load()
+    gate_up, down = (torch.randn(6, *shape) / 8 for shape in ((192, 64), (64, 96)))
+    biases: list[Any] = [torch.randn(6, 192), torch.randn(6, 64)] if has_bias else [None, None]
+    for tokens in 0, 1, 9, 600:
+        x, topk_ids = torch.randn(tokens, 64), torch.rand(tokens, 6).topk(2).indices
+        given = [None if t is None else t.to(dtype) for t in (x, gate_up, down, *biases)]
+        y = op(given[0], topk_ids, *given[1:], ops.silu_and_mul)
+        inputs = [None if t is None else t.float() for t in given]
+        expected = fused_experts(inputs[0], topk_ids, *inputs[1:], ops.silu_and_mul)  # type: ignore[arg-type]
+        assert y.shape == expected.shape and y.dtype == dtype
+        limit = 1e-5 if dtype == torch.float32 else 2e-2
+        assert not tokens or off(y, expected) < limit
+
+
+def test_other_sizes_are_refused() -> None:
+    shape = {"in_features": 72, "intermediate_size": 40}
+    answer = treadle_kernel_op(
+        "fused_experts", KernelRequest(DeviceInfo("cpu"), "bfloat16", shape), {}
+    )
+    assert isinstance(answer, Refusal)
+    assert answer.reasons == (
+        "in_features 72 is not a multiple of 32",
+        "intermediate_size 40 is not a multiple of 32",
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_of_experts_says_who_multiplies(tmp_path: Path, dtype: str) -> None:
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 96, "num_experts": 4}
+    make_checkpoint(
+        tmp_path, "Qwen3MoeForCausalLM", num_experts_per_tok=2, mlp_only_layers=[], **sizes
+    )
+    answers = []
+    for disabled in [], ["kernel_ops:native"]:
+        with LLM(str(tmp_path), dtype=dtype, num_pages=32, disable_plugin=disabled) as llm:
+            params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+            outputs = llm.generate([[5, 6, 7], [8, 9]], params, use_tqdm=False)
+            answers.append([output.outputs[0].token_ids for output in outputs])
+            said = any("fused_experts by native" in line for line in llm.info.report)
+            assert said == (not disabled)
+    assert dtype != "float32" or answers[0] == answers[1]

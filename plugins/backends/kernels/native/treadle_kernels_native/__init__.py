@@ -51,11 +51,15 @@ TREADLE_OPTIONS = {"kernel_ops:native": NativeOptions}
 def treadle_kernel_op(
     op: str, request: KernelRequest, options: Options
 ) -> KernelOffer | Refusal | None:
-    """Offer ``decode_step`` on a CPU."""
-    if op != "decode_step":
+    """Offer ``decode_step`` and, for models of another form, ``fused_experts`` on a CPU."""
+    if op not in ("decode_step", "fused_experts"):
         return None
-    if reasons := _refusals(request):
+    if reasons := _refusals(op, request):
         return Refusal(NAME, tuple(reasons))
+    if op == "fused_experts":
+        from treadle_kernels_native.experts import NativeExperts
+
+        return KernelOffer(NAME, 80, NativeExperts)
 
     def load() -> DecodeStep:
         from functools import partial
@@ -102,7 +106,7 @@ def treadle_report() -> str | None:
     return f"native kernels: instruction set {name}"
 
 
-def _refusals(request: KernelRequest) -> list[str]:
+def _refusals(op: str, request: KernelRequest) -> list[str]:
     from treadle_kernels_native.library import missing_reason
 
     reasons = []
@@ -112,4 +116,10 @@ def _refusals(request: KernelRequest) -> list[str]:
         reasons.append(f"dtype {request.dtype} is not one of {', '.join(DTYPES)}")
     if reason := missing_reason():
         reasons.append(reason)
+    if op == "fused_experts":
+        reasons += [
+            f"{name} {request.shape[name]} is not a multiple of 32"
+            for name in ("in_features", "intermediate_size")
+            if request.shape[name] % 32
+        ]
     return reasons

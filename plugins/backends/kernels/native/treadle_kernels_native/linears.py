@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from treadle_kernels_native.library import LibraryError, instruction_sets, load_library
-from treadle_kernels_native.linear_structs import LinearStructs
+from treadle_kernels_native.linear_structs import FORMATS, LinearStructs
 from treadle_kernels_native.structs import Linear, Model
 
 __all__ = ("NativeLinears", "destroy")
@@ -26,7 +26,7 @@ MAX_ROWS = 512
 
 
 class NativeLinears:
-    """Multiplies by weights in eight or four bits. Used by one thread at a time.
+    """Multiplies by the weights of one layer. Used by one thread at a time.
 
     It has as many threads as torch, and neither these nor memory before the first call.
     """
@@ -45,14 +45,23 @@ class NativeLinears:
 
         Activations are rounded to eight bits, row by row.
         """
-        inputs = x.shape[-1]
-        if inputs % 32 or not self._has_room(inputs):
+        if not self._has_room(x.shape[-1]):
             return None
         if module not in self._layers:
             structs = LinearStructs()
             self._layers[module] = structs, structs.of(module, has_bias=False)
-        linear: Any = self._layers[module][1]
-        rows = x.reshape(-1, inputs).float().contiguous()
+        return self._product(self._layers[module][1], x)
+
+    def multiply(self, weight: Tensor, x: Tensor) -> Tensor | None:
+        """Likewise, with a weight ``[out, in]`` in float32 or bfloat16, for which nothing is rounded to eight bits."""
+        if not self._has_room(x.shape[-1]):
+            return None
+        n, k = weight.shape
+        linear = Linear(weight=weight.data_ptr(), n=n, k=k, format=FORMATS[weight.dtype])
+        return self._product(linear, x)
+
+    def _product(self, linear: Any, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).float().contiguous()
         y = torch.empty(len(rows), linear.n)
         for first in range(0, len(rows), MAX_ROWS):
             part, out = rows[first : first + MAX_ROWS], y[first:]
@@ -62,6 +71,8 @@ class NativeLinears:
 
     def _has_room(self, inputs: int) -> bool:
         """Make the threads and the memory for so many inputs, if there are none yet. Return whether there are."""
+        if inputs % 32:
+            return False
         if inputs <= self._most_inputs:
             return self._handle is not None
         self._end()
