@@ -273,7 +273,7 @@ async def test_a_frontend_is_told(folder: Path, plugin: str, tmp_path: Path) -> 
     async with AsyncLLM(str(folder), cpu_threads=1, num_pages=64, **options) as engine:
         first, *rest = [
             engine.submit(await engine.prepare("x", SamplingParams(structured_outputs=wanted(w))))
-            for w in (f"a|wait|{tmp_path}/first", "c", "d", "e")
+            for w in (f"{word}|wait|{tmp_path}/{word}" for word in "abcdefgh")
         ]
         with pytest.raises(QueueFullError, match="max_num_queued_grammars allows 1"):
             for stream in reversed(rest):
