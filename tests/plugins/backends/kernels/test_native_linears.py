@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,27 @@ from torch import Tensor, nn
 from treadle_kernels_native import linears, treadle_kernel_op
 from treadle_kernels_native.int4 import Int4Linear
 from treadle_kernels_native.int8 import Int8Linear, RoundedLinear
-from treadle_kernels_native.library import LibraryError, missing_reason
+from treadle_kernels_native.library import (
+    LibraryError,
+    instruction_sets,
+    load_library,
+    missing_reason,
+)
 from treadle_kernels_native.linears import MAX_ROWS, NativeLinears
+from treadle_kernels_native.structs import InstructionSet
 
 from treadle import LLM, SamplingParams
 from treadle.api.models import LinearSpec
 from treadle.api.types import DeviceInfo, KernelRequest, Refusal
+from treadle.errors import ConfigError
 from treadle.testing.checkpoints import make_checkpoint
 from treadle_layers_kit import ops
 from treadle_layers_kit.plain_experts import fused_experts
 
 KINDS = [Int8Linear, Int4Linear]
-pytestmark = pytest.mark.skipif(missing_reason() is not None, reason="no library was built")
+
+if missing_reason() is not None and shutil.which("cc") is None:
+    pytest.skip(str(missing_reason()), allow_module_level=True)
 
 
 def layer(method: RoundedLinear, outputs: int, inputs: int, dtype: torch.dtype) -> nn.Module:
@@ -99,18 +109,48 @@ def test_sizes_that_the_library_lacks_are_torchs() -> None:
     )
 
 
-def test_threads_end_with_the_layers() -> None:
+def test_threads_end_with_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where more inputs need another engine."""
+
     def threads() -> int:
         return len(os.listdir("/proc/self/task"))
 
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     method = Int8Linear(NativeLinears())
     module, before = layer(method, 48, 64, torch.float32), threads()
     method.apply(module, torch.randn(2, 64), None)
+    assert threads() == before + 2
     method.apply(layer(method, 48, 128, torch.float32), torch.randn(2, 128), None)
-    assert threads() >= before
+    assert threads() == before + 2
     del method, module
     gc.collect()
-    assert threads() <= before
+    assert threads() == before
+
+
+@pytest.mark.parametrize("isa", ["generic", "i8mm"])
+def test_the_instruction_set_is_the_one_of_the_option(isa: str) -> None:
+    """A machine of x86-64 has no ``i8mm``, and one of aarch64 is not asked."""
+    native = NativeLinears(isa)
+    weight, x = torch.randn(48, 64), torch.randn(2, 64)
+    if InstructionSet[isa.upper()] in instruction_sets(load_library()):
+        y = native.multiply(weight, x)
+        assert y is not None
+        torch.testing.assert_close(y, x @ weight.T, rtol=1e-4, atol=1e-4)
+        return
+    with pytest.raises(ConfigError, match=f"isa .* is '{isa}', which this machine lacks"):
+        native.multiply(weight, x)
+
+
+def test_without_memory_torch_multiplies(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 10**9)
+    method = Int8Linear(NativeLinears())
+    module, x = layer(method, 48, 64, torch.float32), torch.randn(2, 64)
+    for _ in range(2):
+        expected = x @ method.dense(module, torch.float32).T
+        torch.testing.assert_close(method.apply(module, x, None), expected)
+    assert caplog.text.count("there is no memory") == 1
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -145,7 +185,7 @@ def test_experts_in_the_type_of_the_activations(dtype: torch.dtype, has_bias: bo
         str(dtype).removeprefix("torch."),
         {"in_features": 64, "intermediate_size": 96},
     )
-    offer: Any = treadle_kernel_op("fused_experts", request, {})
+    offer: Any = treadle_kernel_op("fused_experts", request, {"isa": "auto"})
     op = offer.load()
     gate_up, down = (torch.randn(6, *shape) / 8 for shape in ((192, 64), (64, 96)))
     biases: list[Any] = [torch.randn(6, 192), torch.randn(6, 64)] if has_bias else [None, None]

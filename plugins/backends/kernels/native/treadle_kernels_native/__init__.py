@@ -13,6 +13,7 @@ from treadle.api.types import DeviceInfo, KernelOffer, KernelRequest, Quantizati
 from treadle.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
+    from treadle_kernels_native.experts import NativeExperts
     from treadle_layers_kit.decode_step import DecodeStep
 
 __all__ = (
@@ -56,10 +57,11 @@ def treadle_kernel_op(
         return None
     if reasons := _refusals(op, request):
         return Refusal(NAME, tuple(reasons))
-    if op == "fused_experts":
+
+    def load_experts() -> NativeExperts:
         from treadle_kernels_native.experts import NativeExperts
 
-        return KernelOffer(NAME, 80, NativeExperts)
+        return NativeExperts(options["isa"])
 
     def load() -> DecodeStep:
         from functools import partial
@@ -68,7 +70,7 @@ def treadle_kernel_op(
 
         return partial(plan, isa=options["isa"], pin=options["pin"])
 
-    return KernelOffer(NAME, 80, load)
+    return KernelOffer(NAME, 80, load if op == "decode_step" else load_experts)
 
 
 @impl

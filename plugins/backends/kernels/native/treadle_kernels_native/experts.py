@@ -16,8 +16,8 @@ __all__ = ("NativeExperts",)
 class NativeExperts:
     """For matrices in the type of the activations. Used by one thread at a time."""
 
-    def __init__(self) -> None:
-        self._native = NativeLinears()
+    def __init__(self, isa: str = "auto") -> None:
+        self._native = NativeLinears(isa)
 
     def __call__(
         self,

@@ -13,7 +13,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from treadle_kernels_native.library import LibraryError, instruction_sets, load_library
+from treadle_kernels_native.library import (
+    LibraryError,
+    choose_instruction_set,
+    load_library,
+)
 from treadle_kernels_native.linear_structs import FORMATS, LinearStructs
 from treadle_kernels_native.structs import Linear, Model
 
@@ -31,7 +35,9 @@ class NativeLinears:
     It has as many threads as torch, and neither these nor memory before the first call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, isa: str = "auto") -> None:
+        """``isa`` is the option of the plugin. Raises ``ConfigError`` at the first call if the machine lacks it."""
+        self._isa = isa
         self._layers: WeakKeyDictionary[nn.Module, tuple[LinearStructs, Linear]] = (
             WeakKeyDictionary()
         )
@@ -80,15 +86,24 @@ class NativeLinears:
         try:
             self._library = library = load_library()
         except LibraryError as error:
-            log.warning("torch unpacks quantized weights in each step: %s", error)
+            log.warning(
+                "layers run in torch, which unpacks quantized weights in each step: %s", error
+            )
             self._most_inputs = 2**63
             return False
         # No layers: an engine for its threads, and memory for rows of one linear layer.
         model = Model(hidden=inputs, heads=1, kv_heads=1, head_size=32, intermediate=32)
         model.page_size = 16
-        best, threads = instruction_sets(library)[-1], torch.get_num_threads()
-        self._handle = library.tn_create(ctypes.byref(model), threads, best, 0)
-        if self._handle:
+        threads = torch.get_num_threads()
+        instruction_set = choose_instruction_set(library, self._isa)
+        self._handle = library.tn_create(ctypes.byref(model), threads, instruction_set, 0)
+        if not self._handle:
+            log.warning(
+                "layers of %d inputs run in torch: there is no memory, or there are no %d threads",
+                inputs,
+                threads,
+            )
+        else:
             self._end = weakref.finalize(self, destroy, library, self._handle, os.getpid())
         return bool(self._handle)
 
